@@ -21,6 +21,54 @@ int32_t SpeculationConfig::max_tokens_of(int64_t num_sequences) const {
   return num_speculative_tokens;
 }
 
+void SpeculationConfig::validate_trees() const {
+  if (tree_width > kMaxTreeWidth)
+    throw InvalidArgument(concat(kField, "speculative_eagle_topk must be at most ", kMaxTreeWidth,
+                                 ", got ", tree_width));
+  if (tree_size > kMaxTreeSize)
+    throw InvalidArgument(concat(kField, "speculative_num_draft_tokens must be at most ",
+                                 kMaxTreeSize, ", got ", tree_size));
+  if (token_tree.empty() && tree_width == 1) return;
+  const char* const field =
+      token_tree.empty() ? "speculative_eagle_topk" : "speculative_token_tree";
+  if (method != "draft_model")
+    throw NotSupported(concat(kField, field,
+                              " is supported with method \"draft_model\" alone, got \"",
+                              method.substr(0, 80), "\""));
+  if (!is_exact())
+    throw NotSupported(concat(kField, field, " is not supported with rejection_sample_method ",
+                              "'rejection'; leave it at 'exact'"));
+  if (has_heterogeneous_vocab)
+    throw NotSupported(concat(kField, field, " is not supported with use_heterogeneous_vocab"));
+  if (!token_tree.empty() && tree_width > 1)
+    throw InvalidArgument(concat(kField, "give speculative_token_tree or speculative_eagle_topk"));
+  if (std::ssize(token_tree) > kMaxTreeSize)
+    throw InvalidArgument(concat(kField, "speculative_token_tree has ", token_tree.size(),
+                                 " guesses, and may have ", kMaxTreeSize));
+  for (const std::vector<int32_t>& path : token_tree) {
+    const auto has = [&](std::vector<int32_t> other) {
+      return other.empty() || std::ranges::find(token_tree, other) != token_tree.end();
+    };
+    if (path.empty() || std::ssize(path) > kMaxDraftTokens || path.back() < 0 ||
+        path.back() >= kMaxTreeWidth)
+      throw InvalidArgument(concat(kField, "speculative_token_tree has paths of 1 to ",
+                                   kMaxDraftTokens, " choices, each from 0 to ",
+                                   kMaxTreeWidth - 1));
+    std::vector<int32_t> other = path;
+    if (other.back() > 0) {
+      --other.back();
+    } else {
+      other.pop_back();
+    }
+    if (!has(std::vector<int32_t>(path.begin(), path.end() - 1)) || !has(other))
+      throw InvalidArgument(concat(kField, "speculative_token_tree lacks a guess that one of ",
+                                   path.size(), " places stands on: each needs those before it, ",
+                                   "and the choices ahead of it"));
+    if (std::ranges::count(token_tree, path) > 1)
+      throw InvalidArgument(concat(kField, "speculative_token_tree has a guess twice"));
+  }
+}
+
 void SpeculationConfig::validate() const {
   if (!is_on()) return;
   try {
@@ -50,6 +98,7 @@ void SpeculationConfig::validate() const {
     throw InvalidArgument(concat(kField,
                                  "rejection_sample_method must be exact or rejection, got \"",
                                  acceptance.substr(0, 80), "\""));
+  validate_trees();
   for (const auto& [low, high, count] : num_tokens_per_batch_size) {
     if (low < 1 || high < low || count < 0 || count > kMaxDraftTokens)
       throw InvalidArgument(

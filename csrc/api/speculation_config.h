@@ -13,6 +13,10 @@ namespace llmserve {
 
 // Guesses of one sequence in one step: a verifying step has a row of logits for each.
 inline constexpr int32_t kMaxDraftTokens = 32;
+// Guesses of one place.
+inline constexpr int32_t kMaxTreeWidth = 8;
+// Guesses of a tree.
+inline constexpr int32_t kMaxTreeSize = 64;
 
 // How a drafter draws. Both give the same tokens in the end, and differ in how many are accepted.
 enum class DraftSampling : uint8_t {
@@ -41,6 +45,11 @@ struct SpeculationConfig {
   // "exact": guesses count where the target draws them, and every bit is that of no speculation.
   // "rejection": the rejection rule, with noise of its own; equal in distribution alone.
   std::string acceptance = "exact";
+  // Trees: guesses of one place at most (1: chains), and of a tree at most; or which choices there
+  // are, each as the ranks of those before it and its own. Empty: the likeliest.
+  int32_t tree_width = 1;
+  int32_t tree_size = 16;
+  std::vector<std::vector<int32_t>> token_tree;
   bool has_heterogeneous_vocab = false;  // the draft model's tokens are mapped by their bytes
   // Of the draft model, as EngineConfig has them; empty: as its checkpoint has it, none.
   std::string draft_dtype;
@@ -63,20 +72,28 @@ struct SpeculationConfig {
         ConfigField{"adaptive", &Config::is_adaptive},
         ConfigField{"draft_sample_method", &Config::draft_sampling},
         ConfigField{"rejection_sample_method", &Config::acceptance},
+        ConfigField{"speculative_eagle_topk", &Config::tree_width, 1},
+        ConfigField{"speculative_num_draft_tokens", &Config::tree_size, 1},
+        ConfigField{"speculative_token_tree", &Config::token_tree},
         ConfigField{"use_heterogeneous_vocab", &Config::has_heterogeneous_vocab},
         ConfigField{"dtype", &Config::draft_dtype},
         ConfigField{"quantization", &Config::draft_quantization},
     };
   }
   bool is_on() const { return !method.empty(); }
+  bool has_trees() const { return tree_width > 1 || !token_tree.empty(); }
   bool is_exact() const { return acceptance == "exact"; }
   DraftSampling sampling() const {
     return draft_sampling == "greedy" ? DraftSampling::kGreedy : DraftSampling::kTarget;
   }
   // Guesses of a sequence at most where so many run.
   int32_t max_tokens_of(int64_t num_sequences) const;
-  // Throws InvalidArgument that names the field. The method's name is the registry's to check.
+  // Throws InvalidArgument that names the field, and NotSupported. The method's name is the
+  // registry's to check.
   void validate() const;
+
+ private:
+  void validate_trees() const;
 };
 
 }  // namespace llmserve

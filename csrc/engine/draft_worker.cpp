@@ -5,13 +5,15 @@
 #include "engine/recorded_draw.h"
 #include "io/checkpoint.h"
 #include "kernels/device_steps.h"
+#include "sampling/token_noise.h"
 
 namespace llmserve {
 
 // Draws each row as the target will, from the draft model's logits.
 class DraftWorker::Draw final : public StepSink {
  public:
-  Draw(DraftWorker& draft, StepBatch& batch) : draft_(draft), batch_(batch) {}
+  Draw(DraftWorker& draft, StepBatch& batch, std::span<const DraftContext> contexts)
+      : draft_(draft), batch_(batch), contexts_(contexts) {}
 
   void take_hidden(const ConstTensor&) override {}
   void take_pooled_logits(const ConstTensor&, const PooledRows&) override {}
@@ -20,11 +22,17 @@ class DraftWorker::Draw final : public StepSink {
     const auto count = static_cast<size_t>(logits.shape[0]);
     draft_.sampler_.sample(logits, std::span(batch_.sample_tasks).subspan(begin, count),
                            draft_.sampled_);
+    for (size_t row = begin; row < begin + count; ++row) {
+      if (contexts_[row].num_choices > 1)
+        draft_.choose(logits.slice(0, static_cast<int64_t>(row - begin), 1),
+                      batch_.sample_tasks[row], row, contexts_[row].num_choices);
+    }
   }
 
  private:
   DraftWorker& draft_;
   StepBatch& batch_;
+  const std::span<const DraftContext> contexts_;
 };
 
 DraftWorker::DraftWorker(const EngineConfig& config, const Worker& target, MaskFiller& masks,
@@ -56,7 +64,9 @@ const SampledTokens& DraftWorker::run(const StepPlan& plan,
     if (!is_exact_ && !task.params->draw.is_greedy()) task.drawn_from = &begin_guess(task);
   }
   sampled_.clear();
-  Draw draw(*this, batch);
+  if (choices_.size() < contexts.size()) choices_.resize(contexts.size());
+  for (std::vector<DraftChoice>& choices : choices_) choices.clear();
+  Draw draw(*this, batch, contexts);
   masks_.begin_drafts(batch.sample_tasks);
   worker_.prepare(batch);
   worker_.run(batch, draw);
@@ -88,6 +98,34 @@ MemoryUse DraftWorker::memory_use() const {
   MemoryUse use = worker_.memory_use();
   use.workspace_bytes -= std::min(worker_.scratch_bytes(), target_scratch_bytes_);
   return use;
+}
+
+// Each is drawn without those before it. The noise is that of the target's draw.
+void DraftWorker::choose(const ConstTensor& logits, const SampleTask& task, size_t row,
+                         int32_t count) {
+  std::vector<DraftChoice>& choices = choices_[row];
+  if (!sampled_.rows[row].is_valid || task.awaits_mask) return;
+  choices.push_back({.token_id = sampled_.rows[row].token_id});
+  banned_.assign(task.banned_token_ids.begin(), task.banned_token_ids.end());
+  SampleTask other = task;
+  other.only_draws = false;
+  while (std::ssize(choices) < count) {
+    banned_.push_back(choices.back().token_id);
+    other.banned_token_ids = banned_;
+    chosen_.clear();
+    sampler_.sample(logits, std::span(&other, 1), chosen_);
+    if (!chosen_.rows[0].is_valid) break;
+    choices.push_back({.token_id = chosen_.rows[0].token_id});
+  }
+  if (choices.size() < 2) return;
+  const auto score = [&](int32_t token_id) {
+    const float temperature = task.params->draw.temperature;
+    const float noise =
+        temperature > 0 ? temperature * token_noise(task.seed, task.position, token_id) : 0;
+    return logits.as<float>()[token_id] + noise;
+  };
+  const float distance = std::max(0.0f, score(choices[0].token_id) - score(choices[1].token_id));
+  for (DraftChoice& choice : choices) choice.distance = distance;
 }
 
 std::vector<float>& DraftWorker::begin_guess(const SampleTask& task) {

@@ -31,6 +31,7 @@ class DraftWorker final : public DraftModel {
   int64_t max_step_tokens() const override { return config_.scheduler.max_num_batched_tokens; }
 
   const SampledTokens& run(const StepPlan& plan, std::span<const DraftContext> contexts) override;
+  std::span<const DraftChoice> choices(size_t row) const override { return choices_[row]; }
   void forget(RequestId request_id, int32_t sample_index) override {
     sampler_.forget(request_id, sample_index);
     guesses_.erase({request_id, sample_index});
@@ -56,6 +57,7 @@ class DraftWorker final : public DraftModel {
 
   const SampledTokens& run_recorded(const StepPlan& plan, const RecordedShape& shape);
   std::vector<float>& begin_guess(const SampleTask& task);
+  void choose(const ConstTensor& logits, const SampleTask& task, size_t row, int32_t count);
 
   const EngineConfig config_;
   const int64_t target_scratch_bytes_;
@@ -67,6 +69,9 @@ class DraftWorker final : public DraftModel {
   std::map<std::pair<RequestId, int32_t>, Guesses> guesses_;  // by request and sample
   std::vector<std::byte> block_;                              // a batch's integers
   SampledTokens sampled_;
+  std::vector<std::vector<DraftChoice>> choices_;  // [S], of rows of which several are wanted
+  std::vector<int32_t> banned_;
+  SampledTokens chosen_;
 };
 
 }  // namespace llmserve

@@ -404,7 +404,7 @@ void Engine::note_drafts(StepRecord& record, const StepResult& result) {
   speculator_->note_step(record.num_tokens, record.num_prefill_tokens, record.execute_us);
   speculator_->note_outcomes(result.drafts);
   for (const DraftOutcome& outcome : result.drafts) {
-    record.num_draft_tokens += outcome.num_drafted;
+    record.num_draft_tokens += outcome.num_drafted + outcome.num_others;
     record.num_accepted_tokens += outcome.num_accepted;
   }
   for (const TokenEvent& event : result.events) speculator_->take_output(event);
@@ -429,7 +429,7 @@ void Engine::begin_step() {
   flights_.launch();
   const StepPlan& plan = *next.plan;
   record.step_id = plan.step_id;
-  record.num_sequences = static_cast<int32_t>(plan.sequences.size());
+  record.num_sequences = plan.num_sequences();
   record.num_tokens = plan.num_tokens();
   record.num_prefill_tokens = plan.num_prefill_tokens;
   scheduler_->take_decisions(record.decisions);

@@ -22,6 +22,9 @@ struct DraftReady {
   int32_t sample_index = 0;
   int64_t position = 0;  // of the first: the tokens that the drafter had seen
   std::vector<int32_t> token_ids;
+  // Other guesses of the same places, each from the first place on: with token_ids the paths of a
+  // tree.
+  std::vector<std::vector<int32_t>> branches;
 };
 
 // All blocks of a transfer have arrived; or it failed, and some never will.

@@ -206,6 +206,7 @@ void RequestBook::send_to_queue(Sequence& sequence) {
   sequence.num_computed = sequence.num_scheduled = sequence.num_awaited = 0;
   sequence.num_drafted = sequence.num_drafts = 0;
   sequence.drafts.clear();
+  drop_branches(sequence);
   waiting_.insert(sequence);
 }
 
@@ -264,8 +265,14 @@ void RequestBook::let_go(Sequence& sequence) {
   if (sequence.is_to_send && sequence.num_computed > 0)
     kv_cache_.send(sequence.table, sequence.token_ids, sequence.num_computed,
                    *sequence.context->request.send_to);
+  drop_branches(sequence);
   kv_cache_.release(sequence.table);
   ended_.push_back(&sequence);
+}
+
+void RequestBook::drop_branches(Sequence& sequence) {
+  for (DraftBranch& branch : sequence.branches) kv_cache_.release(branch.table);
+  sequence.branches.clear();
 }
 
 void RequestBook::cancel_sends() {
@@ -293,9 +300,14 @@ void RequestBook::fail(const std::string& reason) {
 
 void RequestBook::reset_prefix_cache() {
   std::vector<BlockTable*> tables;
+  const auto add = [&](BlockTable& table) {
+    if (table.num_blocks() > 0) tables.push_back(&table);
+  };
   for (const auto& [id, entry] : requests_) {
-    for (const auto& sequence : entry.sequences)
-      if (sequence->table.num_blocks() > 0) tables.push_back(&sequence->table);
+    for (const auto& sequence : entry.sequences) {
+      add(sequence->table);
+      for (DraftBranch& branch : sequence->branches) add(branch.table);
+    }
   }
   kv_cache_.reset_prefix_cache(tables);
 }
@@ -364,6 +376,11 @@ void RequestBook::check_integrity() const {
     for (const auto& sequence : entry.sequences) {
       check_sequence(*sequence);
       tables.push_back(&sequence->table);
+      for (const DraftBranch& branch : sequence->branches) {
+        tables.push_back(&branch.table);
+        check_internal(sequence->num_in_flight > 0 || branch.table.num_blocks() == 0,
+                       "a guess has blocks while it is in flight");
+      }
       if (sequence->is_ended()) continue;
       ++num_sequences;
       num_samples += sequence->num_samples;

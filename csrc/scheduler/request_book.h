@@ -86,6 +86,8 @@ class RequestBook {
   // Ends a sequence without an event. Its place is free, and so are its blocks unless a step in
   // flight runs it.
   void drop(Sequence& sequence);
+  // Guesses beside `drafts` go, and their blocks.
+  void drop_branches(Sequence& sequence);
   // The last step in flight that ran the sequence, or a void part of it, is over.
   void leave_flight(Sequence& sequence);
   // Counts a request whose last event the caller writes itself.

@@ -121,6 +121,11 @@ void Scheduler::take(DraftReady& draft) {
   sequence->drafts = std::move(draft.token_ids);
   if (sequence->drafts.size() > kMaxDraftTokens) sequence->drafts.resize(kMaxDraftTokens);
   sequence->num_drafts = static_cast<int32_t>(sequence->drafts.size());
+  sequence->branches.clear();  // without blocks: it stands still
+  for (std::vector<int32_t>& token_ids : draft.branches) {
+    if (token_ids.size() > kMaxDraftTokens) token_ids.resize(kMaxDraftTokens);
+    sequence->branches.push_back({.token_ids = std::move(token_ids)});
+  }
 }
 
 void Scheduler::finish_transfer(TransferId id, bool is_done) {
@@ -202,7 +207,7 @@ void Scheduler::fail_step(const std::string& reason) {
   int64_t num_sequences = 0;
   for (int32_t i = 0; i < flights_.size(); ++i) {
     const StepPlan& plan = flights_[i].plan;
-    num_sequences = std::max<int64_t>(num_sequences, std::ssize(plan.sequences));
+    num_sequences = std::max<int64_t>(num_sequences, plan.num_sequences());
     for (const ScheduledSequence& sequence : plan.sequences) failed.push_back(sequence.request_id);
   }
   book_.running().take_seats(num_sequences);
@@ -221,6 +226,7 @@ void Scheduler::end_flights() {
     for (Sequence* sequence : flights_[i].sequences) {
       const bool was_in_flight = std::exchange(sequence->num_in_flight, 0) > 0;
       sequence->num_awaited = 0;
+      book_.drop_branches(*sequence);
       if (was_in_flight) book_.leave_flight(*sequence);
     }
     flights_[i].sequences.clear();
@@ -269,8 +275,12 @@ void Scheduler::check_integrity() const {
   book_.check_integrity();
   const auto check_flights = [this](const Sequence* sequence) {
     int32_t num_flights = 0;
-    for (int32_t i = 0; i < flights_.size(); ++i)
-      num_flights += static_cast<int32_t>(std::ranges::count(flights_[i].sequences, sequence));
+    for (int32_t i = 0; i < flights_.size(); ++i) {
+      const StepFlight& flight = flights_[i];
+      const auto with_seats =
+          std::span(flight.sequences).first(static_cast<size_t>(flight.plan.num_sequences()));
+      num_flights += static_cast<int32_t>(std::ranges::count(with_seats, sequence));
+    }
     check_internal(sequence->num_in_flight == num_flights,
                    "a sequence knows how many steps in flight run it");
   };

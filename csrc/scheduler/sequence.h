@@ -42,6 +42,16 @@ struct RequestContext {
   }
 };
 
+// Another guess of a sequence's next tokens, beside `drafts`. It runs in blocks of its own from the
+// newest token on, and either becomes the sequence's or leaves nothing behind.
+struct DraftBranch {
+  std::vector<int32_t> token_ids;
+  BlockTable table;           // without blocks where it is in no step
+  int32_t sequence_idx = -1;  // of the step in flight: into StepPlan::sequences
+  size_t first_row = 0;       // likewise, into StepPlan::logit_rows
+  int32_t num_own = 0;        // tokens behind those that an earlier guess begins with, too
+};
+
 // The scheduler alone writes a sequence. Fields that each decode step reads come first and repeat
 // what the request says of them: between two steps nothing stays in the CPU's caches, and the
 // request is a kilobyte more.
@@ -96,9 +106,10 @@ struct alignas(kCacheLineBytes) Sequence {
   std::unique_ptr<TokenEvent> withheld;
   BlockTable table;
 
-  std::optional<StopChecker> text;  // absent: no text was asked for
-  std::vector<int32_t> drafts;      // guessed to follow token_ids, for the next step
-  Beam beam;                        // of a beam search
+  std::optional<StopChecker> text;    // absent: no text was asked for
+  std::vector<int32_t> drafts;        // guessed to follow token_ids, for the next step
+  std::vector<DraftBranch> branches;  // for the next step, then of the one in flight
+  Beam beam;                          // of a beam search
   std::optional<RepetitionDetector> repetition;
   int64_t num_draft_tokens = 0;     // guesses that were run
   int64_t num_accepted_tokens = 0;  // of them, those that were right

@@ -26,19 +26,58 @@ void StepCommitter::commit(const StepFlight& flight, const SampledTokens& sample
     while (row < plan_->logit_rows.size() && belongs_to(plan_->logit_rows[row], i)) ++row;
     Sequence& sequence = *flight.sequences[i];
     const ScheduledSequence& scheduled = plan_->sequences[i];
+    if (scheduled.branch_of >= 0) continue;  // looked at with that one
     --sequence.num_in_flight;
+    Share share{
+        .scheduled = &scheduled, .drafts = drafts_of(scheduled), .row = first_row, .end_row = row};
+    if (!sequence.branches.empty()) share = best_path(sequence, share);
     if (sequence.is_ended()) {  // with the step before
       book_.leave_flight(sequence);
     } else if (scheduled.num_known() <= sequence.num_tokens()) {  // or aborted before its token
-      commit(
-          sequence,
-          {.scheduled = scheduled,
-           .drafts = plan_->tokens_of(scheduled).last(static_cast<size_t>(scheduled.num_drafted)),
-           .row = first_row,
-           .end_row = row});
+      commit(sequence, share);
     }
   }
   num_generation_tokens_ += beams_.advance(now_us_);
+}
+
+std::span<const int32_t> StepCommitter::drafts_of(const ScheduledSequence& scheduled) const {
+  return plan_->tokens_of(scheduled).last(static_cast<size_t>(scheduled.num_drafted));
+}
+
+// Guesses that are what was drawn in their place, each after the ones before it.
+int32_t StepCommitter::count_right(const Share& share) const {
+  int32_t count = 0;
+  for (size_t i = 0; i < share.drafts.size(); ++i, ++count) {
+    const SampledToken& token = sampled_->rows[share.row + i];
+    if (!token.is_valid || token.token_id != share.drafts[i]) break;
+  }
+  return count;
+}
+
+// Rows of a branch are plain rows: as far as its guesses are right, so are all draws behind them,
+// and its blocks hold what the sequence's own would. So it does not matter which path is taken but
+// for how far it goes. The blocks of the others go back.
+StepCommitter::Share StepCommitter::best_path(Sequence& sequence, Share share) {
+  DraftBranch* best = nullptr;
+  int32_t most = count_right(share);
+  int32_t num_all = static_cast<int32_t>(share.drafts.size());
+  for (DraftBranch& branch : sequence.branches) {
+    const ScheduledSequence& scheduled = plan_->sequences[static_cast<size_t>(branch.sequence_idx)];
+    const Share other{.scheduled = &scheduled,
+                      .drafts = drafts_of(scheduled),
+                      .row = branch.first_row,
+                      .end_row = branch.first_row + branch.token_ids.size() + 1};
+    num_all += branch.num_own;
+    const int32_t num_right = count_right(other);
+    if (num_right <= most) continue;
+    most = num_right;
+    best = &branch;
+    share = other;
+  }
+  share.num_others = num_all - static_cast<int32_t>(share.drafts.size());
+  if (best != nullptr) sequence.table.blocks.swap(best->table.blocks);
+  book_.drop_branches(sequence);
+  return share;
 }
 
 // What this commit and the schedule() after it touch of the sequences that were in the step.
@@ -62,7 +101,7 @@ void StepCommitter::prefetch_books(const StepFlight& flight) const {
 void StepCommitter::commit(Sequence& sequence, Share share) {
   const int32_t num_drafted = std::exchange(sequence.num_drafted, 0);
   const int32_t num_awaited_masks = count_awaited_masks(sequence, share);
-  cache_blocks(sequence, share.scheduled.num_known() - (num_awaited_masks > 0 ? 1 : 0));
+  cache_blocks(sequence, share.scheduled->num_known() - (num_awaited_masks > 0 ? 1 : 0));
   if (sequence.is_abort_requested) {
     if (num_drafted > 0 || num_awaited_masks > 0) drop_rejected(sequence);
     return;
@@ -88,7 +127,7 @@ void StepCommitter::commit(Sequence& sequence, Share share) {
                        token.is_valid ? sampled_->top(token) : std::span<const TokenLogprob>());
   }
   // Before the first token's event, which tells it.
-  sequence.num_draft_tokens += num_drafted;
+  sequence.num_draft_tokens += std::ssize(share.drafts) + share.num_others;
   append_samples(sequence, share.row);
   if (num_drafted > 0) accept_drafts(sequence, share);
 }
@@ -161,10 +200,11 @@ void StepCommitter::accept_drafts(Sequence& sequence, const Share& share) {
   outbox_.add_drafts({.request_id = sequence.request_id,
                       .sample_index = sequence.sample_index,
                       .num_drafted = static_cast<int32_t>(share.drafts.size()),
+                      .num_others = share.num_others,
                       .num_accepted = num_accepted,
                       .is_cut = sequence.is_ended()});
   ++num_drafts_;
-  num_draft_tokens_ += std::ssize(share.drafts);
+  num_draft_tokens_ += std::ssize(share.drafts) + share.num_others;
   num_accepted_tokens_ += num_accepted;
   for (int32_t i = 0; i < num_accepted; ++i) ++num_accepted_per_pos_[static_cast<size_t>(i)];
   if (!sequence.is_ended()) drop_rejected(sequence);

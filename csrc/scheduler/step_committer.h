@@ -43,12 +43,16 @@ class StepCommitter {
   // A sequence's part of the step. Logit rows [row, end_row) are the sequence's: first those of its
   // prompt, then one a sample, or one for the newest token and one for each drafted token.
   struct Share {
-    const ScheduledSequence& scheduled;
+    const ScheduledSequence* scheduled = nullptr;
     std::span<const int32_t> drafts;
     size_t row = 0;
     size_t end_row = 0;
+    int32_t num_others = 0;  // guesses on other paths
   };
 
+  Share best_path(Sequence& sequence, Share share);
+  int32_t count_right(const Share& share) const;
+  std::span<const int32_t> drafts_of(const ScheduledSequence& scheduled) const;
   void prefetch_books(const StepFlight& flight) const;
   void commit(Sequence& sequence, Share share);
   int32_t count_awaited_masks(const Sequence& sequence, const Share& share) const;

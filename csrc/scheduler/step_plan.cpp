@@ -12,7 +12,7 @@ void StepPlan::clear() {
   pooled.clear();
   wanted_layers.clear();
   decisions.clear();
-  num_prefill_tokens = num_recomputed_tokens = 0;
+  num_branches = num_prefill_tokens = num_recomputed_tokens = 0;
 }
 
 std::string_view name(DecisionKind kind) {

@@ -26,6 +26,9 @@ struct ScheduledSequence {
   // The last of them are guesses, which commit() compares with what is drawn in their place. Each
   // guess has a logit row, and so has the token before the first guess.
   int32_t num_drafted = 0;
+  // >= 0: another guess of what follows the newest token of this sequence of the plan, which it
+  // runs again. Its block table is a fork of that one's.
+  int32_t branch_of = -1;
   // >= 0: the one token is what this logit row of the step before draws, which is still in flight.
   int32_t awaited_row = -1;
   int64_t start_position = 0;  // tokens already in the KV cache
@@ -115,13 +118,14 @@ struct StepPlan {
   std::vector<StateCopy> state_copies;
   std::vector<Transfer> transfers;           // to begin beside the step, after those before it
   std::vector<int32_t> token_ids;            // [T] of all sequences in turn; kNoTokenId: awaited
-  std::vector<ScheduledSequence> sequences;  // [B]
+  std::vector<ScheduledSequence> sequences;  // [B] those with a seat, then branches of some
   std::vector<LogitRow> logit_rows;          // [S], grouped by sequence, in order of position
   std::vector<PooledSequence> pooled;
   // Layers whose hidden states are wanted as they come in, in increasing order; the number of
   // layers stands for what leaves the last one.
   std::vector<int32_t> wanted_layers;
   std::vector<Decision> decisions;
+  int32_t num_branches = 0;        // of `sequences`, the last
   int32_t num_prefill_tokens = 0;  // of num_tokens()
   // Of num_tokens(): run again after a preemption, the generated tokens before it included.
   int32_t num_recomputed_tokens = 0;
@@ -130,6 +134,8 @@ struct StepPlan {
     return std::span(token_ids).subspan(static_cast<size_t>(sequence.first_token),
                                         static_cast<size_t>(sequence.num_tokens));
   }
+  // Without branches.
+  int32_t num_sequences() const { return static_cast<int32_t>(sequences.size()) - num_branches; }
   // No sequence runs. Transfers may begin all the same.
   bool is_empty() const { return sequences.empty(); }
   // Something for an executor.
@@ -154,7 +160,8 @@ struct TokenProgress {
 struct DraftOutcome {
   RequestId request_id = 0;
   int32_t sample_index = 0;
-  int32_t num_drafted = 0;
+  int32_t num_drafted = 0;  // on the path of which most was right
+  int32_t num_others = 0;   // on other paths
   int32_t num_accepted = 0;
   bool is_cut = false;  // the sequence ended with the last accepted one: the next was not looked at
 };

@@ -23,6 +23,7 @@ void StepPlanner::plan(StepFlight& flight, int32_t num_in_flight, bool runs_ahea
   } else if (!stands_still_) {
     admit_waiting(budget);
   }
+  schedule_branches(has_preempted_ || stands_still_ ? StepBudget() : budget);
   if (step().is_empty() && num_in_flight_ == 0) let_go_of_held();
   kv_cache_.take_transfers(step().transfers);
   kv_cache_.take_state_copies(step().state_copies);
@@ -137,16 +138,19 @@ Sequence& StepPlanner::pick_victim(int64_t place) const {
   return running[best];
 }
 
-// No more than plain steps would come to before they end the sequence, and none that costs anybody
-// else their token or their blocks.
+// No more than plain steps would come to before they end the sequence: the token that is drawn
+// after the last of them is the sequence's, too.
+int64_t StepPlanner::max_guesses(const Sequence& sequence) const {
+  return std::min<int64_t>(sequence.max_tokens - sequence.num_generated() - 1,
+                           config_.max_model_len - sequence.num_tokens() - 1);
+}
+
+// None that costs anybody else their token or their blocks.
 int64_t StepPlanner::num_drafts_to_run(const Sequence& sequence, int64_t num_free) const {
   if (sequence.num_drafts == 0 || !sequence.is_decoding()) return 0;
   if (sequence.table.state_slot != kNoSlot) return 0;  // a state cannot take tokens back
   const int64_t num_tokens = sequence.num_tokens();
-  int64_t count = std::min<int64_t>(sequence.num_drafts, num_free);
-  // The token that is drawn after the last of them is the sequence's, too.
-  count = std::min(count, sequence.max_tokens - sequence.num_generated() - 1);
-  count = std::min(count, config_.max_model_len - num_tokens - 1);
+  int64_t count = std::min({int64_t{sequence.num_drafts}, num_free, max_guesses(sequence)});
   const auto fits = [&] {
     return !admission_.outgrows_pool(num_tokens + count) &&
            kv_cache_.can_allocate(sequence.table, sequence.num_scheduled, 1 + count);
@@ -331,6 +335,81 @@ void StepPlanner::put_in_step(Sequence& sequence, int64_t num_new_tokens, int64_
   }
 }
 
+// Of sequences whose guesses run, with what budget and blocks all others have left.
+void StepPlanner::schedule_branches(StepBudget budget) {
+  const size_t num_sequences = flight_->sequences.size();
+  for (size_t i = 0; i < num_sequences; ++i) {
+    Sequence& sequence = *flight_->sequences[i];
+    if (sequence.branches.empty()) continue;
+    const std::span<const int32_t> drafts =
+        step().tokens_of(step().sequences[i]).last(static_cast<size_t>(sequence.num_drafted));
+    std::vector<std::vector<int32_t>> paths;
+    paths.emplace_back(drafts.begin(), drafts.end());
+    auto& branches = sequence.branches;
+    for (size_t b = 0; b < branches.size();) {
+      DraftBranch& branch = branches[b];
+      const int64_t most = std::min(max_guesses(sequence), budget.num_free() - 1);
+      if (std::ssize(branch.token_ids) > most)
+        branch.token_ids.resize(static_cast<size_t>(std::max<int64_t>(most, 0)));
+      size_t num_shared = 0;
+      for (const std::vector<int32_t>& path : paths) {
+        const auto end = std::ranges::mismatch(path, branch.token_ids).in2;
+        num_shared = std::max(num_shared, static_cast<size_t>(end - branch.token_ids.begin()));
+      }
+      branch.num_own = static_cast<int32_t>(branch.token_ids.size() - num_shared);
+      if (sequence.num_drafted == 0 || branch.num_own == 0 || !take_blocks(sequence, branch)) {
+        branches.erase(branches.begin() + static_cast<int64_t>(b));
+        continue;
+      }
+      paths.push_back(branch.token_ids);
+      put_branch_in_step(sequence, i, branch, budget);
+      ++b;
+    }
+  }
+}
+
+// All blocks of the sequence before its newest token, and own ones from there on. False: there are
+// not as many.
+bool StepPlanner::take_blocks(const Sequence& sequence, DraftBranch& branch) {
+  const int64_t start = sequence.num_computed;
+  const int64_t num_tokens = 1 + std::ssize(branch.token_ids);
+  if (admission_.outgrows_pool(start + num_tokens)) return false;
+  kv_cache_.fork(sequence.table, branch.table);
+  kv_cache_.truncate(branch.table, start);
+  if (!kv_cache_.can_allocate(branch.table, start, num_tokens)) {
+    kv_cache_.release(branch.table);
+    return false;
+  }
+  kv_cache_.allocate(branch.table, start, num_tokens, step().copies);
+  return true;
+}
+
+// Its rows count where more of its guesses are right than of the sequence's own.
+void StepPlanner::put_branch_in_step(Sequence& sequence, size_t sequence_idx, DraftBranch& branch,
+                                     StepBudget& budget) {
+  const auto num_drafted = static_cast<int32_t>(branch.token_ids.size());
+  branch.sequence_idx = static_cast<int32_t>(step().sequences.size());
+  branch.first_row = step().logit_rows.size();
+  ScheduledSequence scheduled = step().sequences[sequence_idx];
+  scheduled.first_token = step().num_tokens();
+  scheduled.num_tokens = 1 + num_drafted;
+  scheduled.num_drafted = num_drafted;
+  scheduled.branch_of = static_cast<int32_t>(sequence_idx);
+  scheduled.block_tables = branch.table.blocks;
+  std::vector<int32_t>& token_ids = step().token_ids;
+  token_ids.push_back(sequence.token_ids.back());
+  token_ids.insert(token_ids.end(), branch.token_ids.begin(), branch.token_ids.end());
+  budget.num_tokens -= scheduled.num_tokens;
+  ++step().num_branches;
+  step().sequences.push_back(scheduled);
+  flight_->sequences.push_back(&sequence);
+  for (int32_t i = 0; i <= num_drafted; ++i) {
+    LogitRow row = row_of(sequence, sequence.sample_index, sequence.num_tokens() + i);
+    row.token_offset = row.num_drafted = i;
+    step().logit_rows.push_back(row);
+  }
+}
+
 // A prompt's state, before this step changes it, where the chunk before has ended with a block:
 // later prompts of the same beginning go on from there.
 void StepPlanner::keep_state(Sequence& sequence) {
@@ -404,26 +483,31 @@ void StepPlanner::add_logit_rows(Sequence& sequence, int64_t num_drafted) {
   const int64_t num_rows = std::max<int64_t>(sequence.num_samples, num_drafted + 1);
   for (int64_t i = 0; i < num_rows; ++i) {
     const int64_t num_behind = sequence.num_samples > 1 ? 0 : num_drafted - i;
-    const int64_t position = sequence.num_scheduled - num_behind;
-    const bool may_stop = position - sequence.num_prompt_tokens >= sequence.min_tokens;
     const int32_t sample_index =
         sequence.sample_index + static_cast<int32_t>(sequence.num_samples > 1 ? i : 0);
-    step().logit_rows.push_back(
-        {.sequence_idx = static_cast<int32_t>(step().sequences.size() - 1),
-         .token_offset = static_cast<int32_t>(num_tokens - 1 - num_behind),
-         .request_id = sequence.request_id,
-         .sample_index = sample_index,
-         .seed = sample_index == sequence.sample_index
-                     ? sequence.seed
-                     : sample_seed(sequence.context->request.seed, sample_index),
-         .position = position,
-         .params = &sequence.params(),
-         .token_ids = sequence.token_ids,
-         .num_drafted = static_cast<int32_t>(num_drafted - num_behind),
-         .num_prompt_tokens = sequence.num_prompt_tokens,
-         .banned_token_ids = may_stop ? std::span<const int32_t>() : sequence.stop_token_ids,
-         .is_awaitable = awaits});
+    LogitRow row = row_of(sequence, sample_index, sequence.num_scheduled - num_behind);
+    row.token_offset = static_cast<int32_t>(num_tokens - 1 - num_behind);
+    row.num_drafted = static_cast<int32_t>(num_drafted - num_behind);
+    row.is_awaitable = awaits;
+    step().logit_rows.push_back(row);
   }
+}
+
+// Of the token at a position, for the step's last sequence.
+LogitRow StepPlanner::row_of(const Sequence& sequence, int32_t sample_index,
+                             int64_t position) const {
+  const bool may_stop = position - sequence.num_prompt_tokens >= sequence.min_tokens;
+  return {.sequence_idx = static_cast<int32_t>(flight_->plan.sequences.size() - 1),
+          .request_id = sequence.request_id,
+          .sample_index = sample_index,
+          .seed = sample_index == sequence.sample_index
+                      ? sequence.seed
+                      : sample_seed(sequence.context->request.seed, sample_index),
+          .position = position,
+          .params = &sequence.params(),
+          .token_ids = sequence.token_ids,
+          .num_prompt_tokens = sequence.num_prompt_tokens,
+          .banned_token_ids = may_stop ? std::span<const int32_t>() : sequence.stop_token_ids};
 }
 
 // Whether the step after this one may run the token that this one draws: one that is not known to

@@ -45,6 +45,7 @@ class StepPlanner {
   bool cannot_run(const Sequence& sequence);
   Room make_room(Sequence& sequence, int64_t num_new_tokens, int64_t place, StepBudget& budget);
   Sequence& pick_victim(int64_t place) const;
+  int64_t max_guesses(const Sequence& sequence) const;
   int64_t num_drafts_to_run(const Sequence& sequence, int64_t num_free) const;
   void admit_waiting(StepBudget& budget);
   Admission try_admit(Sequence& sequence, StepBudget& budget);
@@ -55,12 +56,17 @@ class StepPlanner {
   void enter(Sequence& sequence, SequenceEvent event, int64_t num_hit_tokens);
   void put_in_step(Sequence& sequence, int64_t num_new_tokens, int64_t num_drafted,
                    StepBudget& budget);
+  void schedule_branches(StepBudget budget);
+  bool take_blocks(const Sequence& sequence, DraftBranch& branch);
+  void put_branch_in_step(Sequence& sequence, size_t sequence_idx, DraftBranch& branch,
+                          StepBudget& budget);
   void append_tokens(const Sequence& sequence, int64_t start, int64_t num_known,
                      int64_t num_drafted);
   void keep_state(Sequence& sequence);
   void count_prefill(Sequence& sequence, int64_t num_new_tokens);
   void add_prompt_rows(const Sequence& sequence);
   void add_logit_rows(Sequence& sequence, int64_t num_drafted);
+  LogitRow row_of(const Sequence& sequence, int32_t sample_index, int64_t position) const;
   bool is_awaitable(const Sequence& sequence) const;
   bool outgrows_pool(const Sequence& sequence) const;
   void finish_outgrown(Sequence& sequence);

@@ -1,6 +1,7 @@
 #include "speculation/controller.h"
 
 #include <algorithm>
+#include <functional>
 
 namespace llmserve {
 namespace {
@@ -86,8 +87,6 @@ void SpeculationController::list_rows(std::span<DraftHistory* const> sequences,
 // How many of the rows pay most.
 size_t SpeculationController::choose_rows(int64_t num_rows, int64_t num_trial_rows) {
   const double plain_us = times_.estimate_us(num_rows);
-  const int64_t most = times_.most_rows();
-  const int64_t max_rows = std::max(2 * most, most + kMoreRows);
   double tokens = static_cast<double>(num_rows);
   int32_t depth = 0;
   size_t best = 0;
@@ -95,17 +94,51 @@ size_t SpeculationController::choose_rows(int64_t num_rows, int64_t num_trial_ro
     tokens += rows_[i].survival;
     depth = std::max(depth, rows_[i].place + 1);
     const int64_t num_all = num_rows + num_trial_rows + static_cast<int64_t>(i) + 1;
-    if (num_all > max_rows) break;
-    const double least_us =
-        plain_us * (1 + kLeastRowShare * static_cast<double>(num_all - num_rows));
-    const double verify_us = std::max(times_.estimate_us(num_all), least_us);
-    const double time = (verify_us + draft_us(depth)) / plain_us;
+    if (num_all > max_rows()) break;
+    const double time = (verify_us(num_rows, num_all) + draft_us(depth)) / plain_us;
     const double gain = tokens / static_cast<double>(num_rows) / time;
     if (gain <= gain_) continue;
     gain_ = gain;
     best = i + 1;
   }
   return gain_ >= (is_on_ ? kGainToGoOn : kGainToBegin) ? best : 0;
+}
+
+int64_t SpeculationController::max_rows() const {
+  const int64_t most = times_.most_rows();
+  return std::max(2 * most, most + kMoreRows);
+}
+
+double SpeculationController::verify_us(int64_t num_rows, int64_t num_all) const {
+  const double least = 1 + kLeastRowShare * static_cast<double>(num_all - num_rows);
+  return std::max(times_.estimate_us(num_all), times_.estimate_us(num_rows) * least);
+}
+
+// Those that give most for a row first, as long as the whole step gives more for its time.
+void SpeculationController::choose_branches(std::span<BranchOffer* const> offers, int64_t num_rows,
+                                            int64_t num_all, double tokens, int32_t depth) const {
+  std::vector<BranchOffer*> sorted(offers.begin(), offers.end());
+  std::ranges::stable_sort(sorted, std::ranges::greater(), [](const BranchOffer* offer) {
+    return offer->tokens / static_cast<double>(offer->num_rows);
+  });
+  const double drafted_us = draft_us(depth);
+  for (BranchOffer* offer : sorted) {
+    const int64_t rows = num_all + offer->num_rows;
+    if (rows > max_rows()) continue;
+    const double pace = tokens / (verify_us(num_rows, num_all) + drafted_us);
+    if ((tokens + offer->tokens) / (verify_us(num_rows, rows) + drafted_us) <= pace) continue;
+    offer->is_taken = true;
+    num_all = rows;
+    tokens += offer->tokens;
+  }
+}
+
+double SpeculationController::row_price(int64_t num_rows) const {
+  constexpr int64_t kRows = 4;  // over which the price is looked at
+  const double plain_us = times_.estimate_us(num_rows);
+  if (plain_us == 0) return 0;
+  const double share = verify_us(num_rows, num_rows + kRows) / plain_us - 1;
+  return static_cast<double>(num_rows) * share / kRows;
 }
 
 // Where no guesses were made for long, one sequence is tried again: the one of which the least is

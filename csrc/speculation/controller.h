@@ -15,6 +15,7 @@
 
 #include "api/speculation_config.h"
 #include "speculation/acceptance.h"
+#include "speculation/draft_tree.h"
 #include "speculation/step_times.h"
 
 namespace llmserve {
@@ -25,6 +26,16 @@ struct DraftHistory {
   int32_t num_planned = 0;  // guesses of this step
   int32_t max_planned = 0;  // that there can be, set by the caller
   int32_t num_trials = 0;   // steps for which it is still to be tried, whatever is known of it
+  // The last tree that was guessed, behind so many tokens, until it is known what was drawn.
+  DraftTree tree;
+  int64_t tree_position = 0;
+};
+
+// A path of a tree that may run beside a sequence's own guesses.
+struct BranchOffer {
+  double tokens = 0;     // that it gives on average
+  int64_t num_rows = 0;  // that it takes
+  bool is_taken = false;
 };
 
 class SpeculationController {
@@ -34,6 +45,12 @@ class SpeculationController {
   // Sets num_planned of each sequence whose tokens may be guessed, at most its max_planned.
   // num_rows: of the plain step, at least as many as sequences.
   void plan(std::span<DraftHistory* const> sequences, int64_t num_rows);
+  // Sets is_taken of the offers that make tokens come sooner, in a step that has num_all rows and
+  // gives `tokens` without them; num_rows of the plain step.
+  void choose_branches(std::span<BranchOffer* const> offers, int64_t num_rows, int64_t num_all,
+                       double tokens, int32_t depth) const;
+  // Tokens that a row more has to give for its time.
+  double row_price(int64_t num_rows) const;
   // Of the last plan(): foreseen tokens a second by those of plain steps; 0 if nothing is known.
   double gain() const { return gain_; }
 
@@ -51,6 +68,8 @@ class SpeculationController {
   };
 
   double draft_us(int32_t num_tokens) const;
+  int64_t max_rows() const;
+  double verify_us(int64_t num_rows, int64_t num_all) const;
   void list_rows(std::span<DraftHistory* const> sequences, int32_t max_tokens);
   size_t choose_rows(int64_t num_rows, int64_t num_trial_rows);
   void begin_trial(std::span<DraftHistory* const> sequences, int32_t max_tokens);

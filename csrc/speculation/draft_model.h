@@ -8,6 +8,7 @@
 #include "api/engine_config.h"
 #include "api/sampled_tokens.h"
 #include "scheduler/step_plan.h"
+#include "speculation/draft_tree.h"
 
 namespace llmserve {
 
@@ -15,6 +16,7 @@ namespace llmserve {
 struct DraftContext {
   std::span<const int32_t> token_ids;  // [position] all before the token to be drawn
   int32_t num_drafted = 0;             // of them, the last
+  int32_t num_choices = 1;  // different tokens that are wanted, each without those before
 };
 
 class DraftModel {
@@ -31,6 +33,9 @@ class DraftModel {
   // whose context is contexts[row]. Valid until the next call. Throws what a step throws.
   virtual const SampledTokens& run(const StepPlan& plan,
                                    std::span<const DraftContext> contexts) = 0;
+  // Of a row of the last run() where several were wanted, what was drawn, in order; fewer where no
+  // more are left.
+  virtual std::span<const DraftChoice> choices(size_t row) const = 0;
   // The sample has ended.
   virtual void forget(RequestId request_id, int32_t sample_index) = 0;
 };

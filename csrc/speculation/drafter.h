@@ -11,6 +11,7 @@
 #include "api/request.h"
 #include "core/tensor.h"
 #include "scheduler/step_plan.h"
+#include "speculation/draft_tree.h"
 
 namespace llmserve {
 
@@ -28,6 +29,7 @@ struct DraftTask {
   const SamplingParams* params = nullptr;        // lives as long as the request
   std::span<const int32_t> stop_token_ids = {};  // not drawn before min_tokens
   int32_t max_tokens = 0;                        // guesses that are wanted at most, >= 1
+  const TreeRequest* tree = nullptr;             // null: a chain is wanted
   std::string_view cache_salt = {};  // what is found in others' text is theirs of the same salt
 };
 
@@ -39,6 +41,10 @@ class Drafter {
   // max_tokens, in [0, V), or none where it has no idea. `drafts` come empty. What it throws
   // switches it off: the requests go on without.
   virtual void draft(std::span<const DraftTask> tasks, std::span<std::vector<int32_t>> drafts) = 0;
+
+  // Of a task of the last draft() that wanted a tree: its guesses, and others beside them; null: it
+  // has none.
+  virtual const DraftTree* tree(size_t /*task_idx*/) const { return nullptr; }
 
   // Layers of the target whose hidden states it reads, as StepPlan::wanted_layers.
   virtual std::vector<int32_t> wanted_layers() const { return {}; }

@@ -1,6 +1,8 @@
 #include "speculation/model_drafter.h"
 
 #include <algorithm>
+#include <functional>
+#include <utility>
 
 #include "core/error.h"
 #include "core/token_hash.h"
@@ -34,14 +36,18 @@ SamplingParams ModelDrafter::params_of(const DraftTask& task) const {
 void ModelDrafter::draft(std::span<const DraftTask> tasks, std::span<std::vector<int32_t>> drafts) {
   ++num_calls_;
   kv_cache_.give_back_replaced();
+  for (Job& job : jobs_) drop_twigs(job);  // of a call that was cut off
   jobs_.clear();
+  trees_.assign(std::max(trees_.size(), tasks.size()), {});
   for (size_t i = 0; i < tasks.size(); ++i) {
-    Job job{.task = &tasks[i], .entry = &entry_of(tasks[i]), .draft = &drafts[i]};
-    if (begin(job)) jobs_.push_back(job);
+    Job job{
+        .task = &tasks[i], .entry = &entry_of(tasks[i]), .draft = &drafts[i], .tree = &trees_[i]};
+    if (begin(job)) jobs_.push_back(std::move(job));
   }
   num_to_catch_up_ = model_.max_step_tokens();
   while (run_step()) {
   }
+  for (Job& job : jobs_) drop_twigs(job);
 }
 
 ModelDrafter::Entry& ModelDrafter::entry_of(const DraftTask& task) {
@@ -119,14 +125,19 @@ void ModelDrafter::let_go(Entry& entry) {
 bool ModelDrafter::run_step() {
   plan_.clear();
   contexts_.clear();
-  row_jobs_.clear();
+  owners_.clear();
   const auto lacks = [](const Job& job) {
     return !job.is_done && job.entry->num_computed < job.entry->num_known;
   };
   const bool is_catching_up = std::ranges::any_of(jobs_, lacks);
   int64_t budget = is_catching_up ? num_to_catch_up_ : model_.max_step_tokens();
   for (Job& job : jobs_) {
-    if (job.is_done || (is_catching_up && !lacks(job))) continue;
+    if (is_catching_up && !lacks(job)) continue;
+    for (size_t twig = 0; twig < job.twigs.size() && budget > 0; ++twig) {
+      --budget;
+      plan_twig(job, twig);
+    }
+    if (job.is_done) continue;
     if (budget == 0) job.is_done = is_catching_up;  // it goes on in the next call
     Entry& entry = *job.entry;
     const int64_t num_tokens =
@@ -142,9 +153,7 @@ bool ModelDrafter::run_step() {
   }
   if (plan_.is_empty())  // those that lack some are done now, and others may go on
     return is_catching_up && !std::ranges::all_of(jobs_, &Job::is_done);
-  const SampledTokens& sampled = model_.run(plan_, contexts_);
-  for (size_t row = 0; row < row_jobs_.size(); ++row)
-    take_guess(*row_jobs_[row], sampled.rows[row]);
+  take_rows(model_.run(plan_, contexts_));
   return true;
 }
 
@@ -165,22 +174,140 @@ void ModelDrafter::plan_tokens(Job& job, int64_t num_tokens) {
   entry.num_computed = start + num_tokens;
   if (entry.num_computed < std::ssize(entry.token_ids)) return;
   const int64_t position = entry.num_computed;
-  const int64_t num_prompt_tokens = map_ ? 0 : task.num_prompt_tokens;
-  const bool may_stop = map_ || position - num_prompt_tokens >= entry.params.min_tokens;
-  plan_.logit_rows.push_back(
-      {.sequence_idx = static_cast<int32_t>(plan_.sequences.size() - 1),
-       .token_offset = static_cast<int32_t>(num_tokens - 1),
-       .request_id = task.request_id,
-       .sample_index = task.sample_index,
-       .seed = task.seed,
-       .position = position,
-       .params = &entry.params,
-       .token_ids = entry.token_ids,
-       .num_prompt_tokens = num_prompt_tokens,
-       .banned_token_ids = may_stop ? std::span<const int32_t>() : task.stop_token_ids});
+  LogitRow row = row_of(job, position);
+  row.token_offset = static_cast<int32_t>(num_tokens - 1);
+  row.token_ids = entry.token_ids;
+  plan_.logit_rows.push_back(row);
   contexts_.push_back({.token_ids = entry.token_ids,
-                       .num_drafted = static_cast<int32_t>(position - entry.num_known)});
-  row_jobs_.push_back(&job);
+                       .num_drafted = static_cast<int32_t>(position - entry.num_known),
+                       .num_choices = num_choices(job, job.node)});
+  owners_.push_back({.job = &job});
+}
+
+// Of the token at a position, for the step's last sequence.
+LogitRow ModelDrafter::row_of(const Job& job, int64_t position) const {
+  const DraftTask& task = *job.task;
+  const SamplingParams& params = job.entry->params;
+  const int64_t num_prompt_tokens = map_ ? 0 : task.num_prompt_tokens;
+  const bool may_stop = map_ || position - num_prompt_tokens >= params.min_tokens;
+  return {.sequence_idx = static_cast<int32_t>(plan_.sequences.size() - 1),
+          .request_id = task.request_id,
+          .sample_index = task.sample_index,
+          .seed = task.seed,
+          .position = position,
+          .params = &params,
+          .num_prompt_tokens = num_prompt_tokens,
+          .banned_token_ids = may_stop ? std::span<const int32_t>() : task.stop_token_ids};
+}
+
+// Of a row behind a guess; the second says how sure the first is.
+int32_t ModelDrafter::num_choices(const Job& job, int32_t node) const {
+  if (job.task->tree == nullptr) return 1;
+  return std::max(2, job.tree->num_wanted(job.task->tree->config, node));
+}
+
+// A twig's last token, whose row draws what may come behind it. Requests with trees have no edits,
+// so that nobody reads a row's tokens.
+void ModelDrafter::plan_twig(Job& job, size_t twig_idx) {
+  Twig& twig = job.twigs[twig_idx];
+  const Entry& entry = *job.entry;
+  const int64_t start = entry.num_known + twig.num_guesses - 1;
+  if (!kv_cache_.can_allocate(twig.table, start, 1)) return;
+  kv_cache_.allocate(twig.table, start, 1, plan_.copies);
+  plan_.sequences.push_back({.request_id = job.task->request_id,
+                             .sample_index = job.task->sample_index,
+                             .first_token = static_cast<int32_t>(plan_.token_ids.size()),
+                             .num_tokens = 1,
+                             .start_position = start,
+                             .block_tables = twig.table.blocks});
+  plan_.token_ids.push_back(job.tree->nodes[static_cast<size_t>(twig.node)].token_id);
+  LogitRow row = row_of(job, start + 1);
+  row.token_ids = job.task->token_ids;
+  plan_.logit_rows.push_back(row);
+  contexts_.push_back(
+      {.token_ids = job.task->token_ids, .num_choices = num_choices(job, twig.node)});
+  owners_.push_back({.job = &job, .twig = static_cast<int32_t>(twig_idx)});
+}
+
+void ModelDrafter::take_rows(const SampledTokens& sampled) {
+  for (size_t row = 0; row < owners_.size(); ++row) {
+    const RowOwner& owner = owners_[row];
+    Job& job = *owner.job;
+    if (owner.twig < 0) take_guess(job, sampled.rows[row]);
+    if (job.task->tree == nullptr) continue;
+    grow(owner, model_.choices(row));
+    if (row + 1 == owners_.size() || owners_[row + 1].job != &job) choose_twigs(job);
+  }
+}
+
+bool ModelDrafter::ends_text(const DraftTask& task, int32_t token_id, int64_t num_guesses) const {
+  const int64_t num_generated = std::ssize(task.token_ids) + num_guesses - task.num_prompt_tokens;
+  return num_generated >= task.params->min_tokens &&
+         std::ranges::binary_search(task.stop_token_ids, token_id);
+}
+
+// The row's choices are guesses of one place, behind which others may be.
+void ModelDrafter::grow(const RowOwner& owner, std::span<const DraftChoice> choices) {
+  Job& job = *owner.job;
+  const TreeRequest& request = *job.task->tree;
+  DraftTree& tree = *job.tree;
+  const bool is_own = owner.twig < 0;
+  const Twig* const twig = is_own ? nullptr : &job.twigs[static_cast<size_t>(owner.twig)];
+  const int32_t parent = is_own ? job.node : twig->node;
+  const double before = is_own ? job.survival : twig->survival;
+  const auto num_guesses =
+      static_cast<int32_t>(is_own ? std::ssize(*job.draft) : twig->num_guesses + 1);
+  const auto wanted = static_cast<size_t>(tree.num_wanted(request.config, parent));
+  for (size_t rank = 0; rank < std::min(choices.size(), wanted); ++rank) {
+    if (std::ssize(tree.nodes) >= kMaxTreeSize && !(is_own && rank == 0)) return;
+    const auto node = static_cast<int32_t>(tree.nodes.size());
+    const DraftChoice& choice = choices[rank];
+    tree.nodes.push_back({.parent = parent,
+                          .token_id = choice.token_id,
+                          .rank = static_cast<int32_t>(rank),
+                          .distance = choice.distance});
+    const double survival =
+        before * request.rates.rate(choice.distance, static_cast<int32_t>(rank));
+    if (is_own && rank == 0) {
+      job.node = node;
+      job.survival = survival;
+      if (tree.num_wanted(request.config, node) == 0) job.is_done = true;
+      continue;
+    }
+    if (num_guesses >= job.task->max_tokens || survival < request.min_survival ||
+        tree.num_wanted(request.config, node) == 0 ||
+        std::ssize(job.task->token_ids) + num_guesses >= model_.max_model_len() ||
+        ends_text(*job.task, choice.token_id, num_guesses))
+      continue;
+    buds_.push_back({.node = node,
+                     .num_guesses = num_guesses,
+                     .survival = survival,
+                     .table = is_own ? &job.entry->table : &twig->table});
+  }
+}
+
+// The likeliest are gone on from, and all of a tree that is given. Their tables are made while
+// those they come from hold what is before them and nothing else.
+void ModelDrafter::choose_twigs(Job& job) {
+  const SpeculationConfig& config = job.task->tree->config;
+  std::ranges::stable_sort(buds_, std::ranges::greater(), &Bud::survival);
+  if (config.token_tree.empty() && std::ssize(buds_) > config.tree_width)
+    buds_.resize(static_cast<size_t>(config.tree_width));
+  std::vector<Twig> twigs(buds_.size());
+  for (size_t i = 0; i < buds_.size(); ++i) {
+    twigs[i].node = buds_[i].node;
+    twigs[i].num_guesses = buds_[i].num_guesses;
+    twigs[i].survival = buds_[i].survival;
+    kv_cache_.fork(*buds_[i].table, twigs[i].table);
+  }
+  buds_.clear();
+  drop_twigs(job);
+  job.twigs = std::move(twigs);
+}
+
+void ModelDrafter::drop_twigs(Job& job) {
+  for (Twig& twig : job.twigs) kv_cache_.release(twig.table);
+  job.twigs.clear();
 }
 
 void ModelDrafter::take_guess(Job& job, const SampledToken& token) {
@@ -198,10 +325,7 @@ void ModelDrafter::take_guess(Job& job, const SampledToken& token) {
   if (token_id < 0) return;
   entry.token_ids.push_back(token.token_id);
   job.draft->push_back(token_id);
-  const int64_t num_generated =
-      std::ssize(task.token_ids) + std::ssize(*job.draft) - task.num_prompt_tokens;
-  const bool ends = token.is_end || (num_generated >= task.params->min_tokens &&
-                                     std::ranges::binary_search(task.stop_token_ids, token_id));
+  const bool ends = token.is_end || ends_text(task, token_id, std::ssize(*job.draft));
   job.is_done = ends || std::ssize(*job.draft) >= task.max_tokens ||
                 std::ssize(entry.token_ids) > model_.max_model_len();
 }
@@ -227,6 +351,8 @@ void ModelDrafter::reset() {
 void ModelDrafter::check_integrity() const {
   std::vector<const BlockTable*> tables;
   for (const auto& [key, entry] : entries_) tables.push_back(&entry.table);
+  for (const Job& job : jobs_)
+    for (const Twig& twig : job.twigs) tables.push_back(&twig.table);
   kv_cache_.check_integrity(tables);
 }
 

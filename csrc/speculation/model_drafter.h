@@ -30,6 +30,7 @@ class ModelDrafter final : public Drafter {
                std::shared_ptr<const VocabularyMap> map = nullptr);
 
   void draft(std::span<const DraftTask> tasks, std::span<std::vector<int32_t>> drafts) override;
+  const DraftTree* tree(size_t task_idx) const override { return &trees_[task_idx]; }
   void forget(RequestId request_id, int32_t sample_index, bool is_last) override;
   int64_t num_sequences() const override { return static_cast<int64_t>(entries_.size()); }
   void reset() override;
@@ -49,12 +50,35 @@ class ModelDrafter final : public Drafter {
     std::vector<int32_t> mapped;
     size_t num_mapped = 0;  // of the target's
   };
+  // Of a tree, a path that is gone on from, beside the one that the task's guesses are.
+  struct Twig {
+    int32_t node = -1;  // its last, which is to run
+    int32_t num_guesses = 0;
+    double survival = 1;
+    BlockTable table;  // of all before that one
+  };
   // A task under way.
   struct Job {
     const DraftTask* task = nullptr;
     Entry* entry = nullptr;
     std::vector<int32_t>* draft = nullptr;
+    DraftTree* tree = nullptr;
     bool is_done = false;
+    int32_t node = -1;  // of the tree: the last guess of `draft`
+    double survival = 1;
+    std::vector<Twig> twigs = {};
+  };
+  // Whose a row of the model's step is: the task's own guess, or a twig's.
+  struct RowOwner {
+    Job* job = nullptr;
+    int32_t twig = -1;
+  };
+  // A guess of a tree behind which others may be.
+  struct Bud {
+    int32_t node = -1;
+    int32_t num_guesses = 0;
+    double survival = 0;
+    const BlockTable* table = nullptr;  // of all before it
   };
 
   Entry& entry_of(const DraftTask& task);
@@ -64,7 +88,15 @@ class ModelDrafter final : public Drafter {
   bool make_room(const Entry& entry, int64_t num_new_tokens);
   bool run_step();
   void plan_tokens(Job& job, int64_t num_tokens);
+  void plan_twig(Job& job, size_t twig_idx);
+  LogitRow row_of(const Job& job, int64_t position) const;
+  int32_t num_choices(const Job& job, int32_t node) const;
+  void take_rows(const SampledTokens& sampled);
   void take_guess(Job& job, const SampledToken& token);
+  bool ends_text(const DraftTask& task, int32_t token_id, int64_t num_guesses) const;
+  void grow(const RowOwner& owner, std::span<const DraftChoice> choices);
+  void choose_twigs(Job& job);
+  void drop_twigs(Job& job);
   void let_go(Entry& entry);
 
   DraftModel& model_;
@@ -78,7 +110,9 @@ class ModelDrafter final : public Drafter {
   std::vector<Job> jobs_;
   StepPlan plan_;
   std::vector<DraftContext> contexts_;  // [S]
-  std::vector<Job*> row_jobs_;          // [S]
+  std::vector<RowOwner> owners_;        // [S]
+  std::vector<DraftTree> trees_;        // [tasks]
+  std::vector<Bud> buds_;
 };
 
 }  // namespace llmserve

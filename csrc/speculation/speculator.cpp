@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <numeric>
 
 #include "core/clock.h"
 #include "core/error.h"
+#include "sampling/sampling_slot.h"
 
 namespace llmserve {
 namespace {
@@ -24,10 +27,15 @@ Speculator::Speculator(const SpeculationConfig& config, const DrafterContext& co
       max_exact_rows_(context.max_exact_rows),
       kind_(find_drafter(config.method)),
       drafter_(drafter ? std::move(drafter) : kind_.make(context)),
-      controller_(config_) {}
+      controller_(config_),
+      tree_request_{.config = config_, .rates = rates_} {}
 
 bool Speculator::can_draft(const Request& request) {
   return !request.pooling && !request.beam_search && request.params.logits_processors.empty();
+}
+
+bool Speculator::can_branch(const SamplingParams& params) {
+  return !SamplingSlot::is_needed(params) && params.grammar == nullptr;
 }
 
 int64_t Speculator::num_sequences() const { return std::ssize(kept_) + drafter_->num_sequences(); }
@@ -46,6 +54,7 @@ void Speculator::find_candidates(const RunningSet& running) {
     std::vector<DraftHistory>& samples = kept_[sequence->request_id];
     if (samples.empty()) samples.resize(static_cast<size_t>(sequence->params().n));
     DraftHistory& kept = samples[static_cast<size_t>(sequence->sample_index)];
+    learn_choices(*sequence, kept);
     kept.max_planned = static_cast<int32_t>(std::min<int64_t>(num_left - 1, kMaxDraftTokens));
     candidates_.push_back({sequence, &kept});
   }
@@ -61,6 +70,7 @@ DraftTask Speculator::task_of(const Candidate& candidate, int32_t max_tokens) co
           .params = &sequence.params(),
           .stop_token_ids = sequence.stop_token_ids,
           .max_tokens = max_tokens,
+          .tree = config_.has_trees() && can_branch(sequence.params()) ? &tree_request_ : nullptr,
           .cache_salt = sequence.context->request.cache_salt};
 }
 
@@ -75,14 +85,21 @@ void Speculator::propose(const RunningSet& running, const std::function<void(Dra
   for (size_t i = 0; i < tasks_.size() && !has_failed_; ++i) {
     if (drafts_[i].empty()) continue;
     const DraftTask& task = tasks_[i];
+    DraftReady draft{.request_id = task.request_id,
+                     .sample_index = task.sample_index,
+                     .position = std::ssize(task.token_ids)};
+    int64_t num_guesses = std::ssize(drafts_[i]);
+    for (Path& path : paths_) {
+      if (path.task_idx != i || !path.offer.is_taken) continue;
+      num_guesses += path.num_own;
+      draft.branches.push_back(std::move(path.token_ids));
+    }
+    draft.token_ids = std::move(drafts_[i]);
     decisions.push_back({.request_id = task.request_id,
                          .sample_index = task.sample_index,
                          .kind = DecisionKind::kDrafted,
-                         .detail = std::ssize(drafts_[i])});
-    take({.request_id = task.request_id,
-          .sample_index = task.sample_index,
-          .position = std::ssize(task.token_ids),
-          .token_ids = std::move(drafts_[i])});
+                         .detail = num_guesses});
+    take(std::move(draft));
   }
   if (controller_.gain() == 0) return;
   for (const Candidate& candidate : candidates_) {
@@ -99,15 +116,18 @@ void Speculator::propose(const RunningSet& running, const std::function<void(Dra
 void Speculator::draft(int64_t num_rows) {
   tasks_.clear();
   histories_.clear();
+  paths_.clear();
   const int32_t max_tokens = config_.max_tokens_of(num_rows);
   if (max_tokens == 0) return;
   if (kind_.has_weights()) {
     for (const Candidate& candidate : candidates_) histories_.push_back(candidate.kept);
     plan(num_rows);
+    tree_request_.min_survival = config_.is_adaptive ? controller_.row_price(num_rows) : 0;
     for (const Candidate& candidate : candidates_)
       if (candidate.kept->num_planned > 0)
         tasks_.push_back(task_of(candidate, candidate.kept->num_planned));
     call_drafter();
+    if (config_.has_trees() && !has_failed_) choose_branches(num_rows);
     return;
   }
   for (const Candidate& candidate : candidates_)
@@ -157,6 +177,89 @@ void Speculator::call_drafter() {
     longest = std::max(longest, tasks_[i].max_tokens);
   }
   if (longest > 0) controller_.note_draft(longest, static_cast<double>(elapsed_us));
+}
+
+// What was drawn since a tree was guessed says which of its choices were right, whether they ran or
+// not.
+void Speculator::learn_choices(const Sequence& sequence, DraftHistory& kept) {
+  if (kept.tree.nodes.empty() || sequence.num_tokens() <= kept.tree_position) return;
+  kept.tree.note_drawn(
+      std::span(sequence.token_ids).subspan(static_cast<size_t>(kept.tree_position)), rates_);
+  kept.tree.nodes.clear();
+}
+
+// Which paths run beside the tasks' own guesses.
+void Speculator::choose_branches(int64_t num_rows) {
+  int64_t num_all = num_rows;
+  double tokens = static_cast<double>(num_rows);
+  int32_t depth = 0;
+  for (size_t i = 0; i < tasks_.size(); ++i) {
+    own_tokens_ = 0;
+    if (tasks_[i].tree != nullptr) list_paths(i);
+    num_all += std::ssize(drafts_[i]);
+    tokens += own_tokens_;
+    depth = std::max(depth, tasks_[i].max_tokens);
+  }
+  std::vector<BranchOffer*> offers;
+  for (Path& path : paths_) {
+    path.offer.is_taken = !config_.is_adaptive;
+    offers.push_back(&path.offer);
+  }
+  if (config_.is_adaptive) controller_.choose_branches(offers, num_rows, num_all, tokens, depth);
+}
+
+// A path for each leaf of the tree, but the one that the task's own guesses end in. Of a tree that
+// is not given the likeliest guesses are kept, as EAGLE-2 has it (Li et al. 2024, arXiv
+// 2406.16858).
+void Speculator::list_paths(size_t task_idx) {
+  const DraftTree* const tree = drafter_->tree(task_idx);
+  if (tree == nullptr || tree->nodes.empty()) return;
+  const size_t count = tree->nodes.size();
+  tree->fill_survival(rates_, survival_);
+  std::vector<int32_t> order(count);
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, std::ranges::greater(),
+                           [&](int32_t node) { return survival_[static_cast<size_t>(node)]; });
+  if (config_.token_tree.empty() && count > static_cast<size_t>(config_.tree_size))
+    order.resize(static_cast<size_t>(config_.tree_size));
+  is_kept_.assign(count, false);
+  for (const int32_t node : order) is_kept_[static_cast<size_t>(node)] = true;
+  // The task's own: the first choice of each place.
+  std::vector<bool> is_counted(count, false);
+  std::vector<int32_t>& own = drafts_[task_idx];
+  int32_t last = -1;
+  size_t num_own = 0;
+  for (size_t node = 0; node < count && num_own < own.size(); ++node) {
+    if (tree->nodes[node].parent != last || tree->nodes[node].rank != 0) continue;
+    if (!is_kept_[node]) break;
+    last = static_cast<int32_t>(node);
+    is_counted[node] = true;
+    own_tokens_ += survival_[node];
+    ++num_own;
+  }
+  own.resize(num_own);
+  std::vector<bool> is_leaf = is_kept_;
+  for (size_t node = 0; node < count; ++node) {
+    const int32_t parent = tree->nodes[node].parent;
+    if (is_kept_[node] && parent >= 0) is_leaf[static_cast<size_t>(parent)] = false;
+  }
+  for (const int32_t leaf : order) {
+    if (!is_leaf[static_cast<size_t>(leaf)] || is_counted[static_cast<size_t>(leaf)]) continue;
+    Path path{.task_idx = task_idx, .token_ids = tree->path_to(leaf)};
+    for (int32_t node = leaf; node >= 0 && !is_counted[static_cast<size_t>(node)];
+         node = tree->nodes[static_cast<size_t>(node)].parent) {
+      is_counted[static_cast<size_t>(node)] = true;
+      path.offer.tokens += survival_[static_cast<size_t>(node)];
+      ++path.num_own;
+    }
+    path.offer.num_rows = 1 + std::ssize(path.token_ids);
+    paths_.push_back(std::move(path));
+  }
+  const auto found = kept_.find(tasks_[task_idx].request_id);
+  if (found == kept_.end()) return;
+  DraftHistory& kept = found->second[static_cast<size_t>(tasks_[task_idx].sample_index)];
+  kept.tree = *tree;
+  kept.tree_position = std::ssize(tasks_[task_idx].token_ids);
 }
 
 void Speculator::switch_off(const std::exception& error) {

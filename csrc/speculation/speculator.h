@@ -31,6 +31,9 @@ class Speculator {
   // Whether the tokens of such a request may be guessed: logits processors are code of the user's,
   // which guesses would be handed, too.
   static bool can_draft(const Request& request);
+  // Whether the guesses of such a request may be a tree: what edits its rows knows them by how many
+  // guesses there are before each.
+  static bool can_branch(const SamplingParams& params);
 
   // Before a step: guesses for the sequences that run, each given to `take`; and why, where there
   // is a word to be said.
@@ -66,6 +69,9 @@ class Speculator {
   void draft(int64_t num_rows);
   void plan(int64_t num_rows);
   void call_drafter();
+  void learn_choices(const Sequence& sequence, DraftHistory& kept);
+  void choose_branches(int64_t num_rows);
+  void list_paths(size_t task_idx);
   void switch_off(const std::exception& error);
   void look_for_mismatch(const DraftOutcome& outcome);
 
@@ -76,6 +82,8 @@ class Speculator {
   const DrafterKind& kind_;
   const std::unique_ptr<Drafter> drafter_;
   SpeculationController controller_;
+  ChoiceRates rates_;
+  TreeRequest tree_request_;
   std::unordered_map<RequestId, std::vector<DraftHistory>> kept_;  // by sample
   bool has_failed_ = false;
   bool has_told_mismatch_ = false;
@@ -87,6 +95,17 @@ class Speculator {
   std::vector<DraftHistory*> histories_;
   std::vector<DraftTask> tasks_;
   std::vector<std::vector<int32_t>> drafts_;  // [tasks]
+  // Of a tree, a path beside its task's guesses.
+  struct Path {
+    size_t task_idx = 0;
+    std::vector<int32_t> token_ids;
+    int32_t num_own = 0;  // guesses that no path before has
+    BranchOffer offer;
+  };
+  std::vector<Path> paths_;
+  std::vector<double> survival_;  // of a tree's nodes
+  std::vector<bool> is_kept_;     // likewise
+  double own_tokens_ = 0;         // that the tasks' own guesses give on average
 };
 
 }  // namespace llmserve

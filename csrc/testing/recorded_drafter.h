@@ -38,6 +38,7 @@ class RecordedDrafter final : public Drafter {
     ++num_calls_;
     if (num_calls_ == options_.fail_at) throw std::runtime_error("the drafter was told to fail");
     int32_t longest = 0;
+    trees_.assign(tasks.size(), {});
     for (size_t i = 0; i < tasks.size(); ++i) {
       longest = std::max(longest, tasks[i].max_tokens);
       for (int32_t ahead = 0; ahead < tasks[i].max_tokens; ++ahead) {
@@ -45,12 +46,42 @@ class RecordedDrafter final : public Drafter {
         if (token_id == kNoTokenId) break;
         drafts[i].push_back(token_id);
       }
+      if (tasks[i].tree != nullptr) grow(tasks[i], drafts[i], trees_[i]);
     }
     if (options_.token_us > 0)
       std::this_thread::sleep_for(std::chrono::microseconds(options_.token_us * longest));
   }
 
+  const DraftTree* tree(size_t task_idx) const override { return &trees_[task_idx]; }
+
  private:
+  // Beside each guess others, one of them right where it is wrong, each with one guess behind it,
+  // the drafter's own.
+  void grow(const DraftTask& task, std::span<const int32_t> draft, DraftTree& tree) const {
+    int32_t parent = -1;
+    for (size_t place = 0; place < draft.size(); ++place) {
+      const auto add = [&](int32_t before, int32_t token_id, int32_t rank) {
+        tree.nodes.push_back({.parent = before,
+                              .token_id = token_id,
+                              .rank = rank,
+                              .distance = static_cast<float>(token_id % 5)});
+        return static_cast<int32_t>(tree.nodes.size()) - 1;
+      };
+      const int32_t own = add(parent, draft[place], 0);
+      std::vector<int32_t> path(draft.begin(), draft.begin() + static_cast<int64_t>(place));
+      for (int32_t rank = 1; rank < task.tree->config.tree_width; ++rank) {
+        const int32_t other = (draft[place] + options_.vocab_size - rank) % options_.vocab_size;
+        const int32_t node = add(parent, other, rank);
+        if (place + 1 >= draft.size()) continue;
+        path.push_back(other);
+        const int32_t behind = guess(task, path);
+        path.pop_back();
+        if (behind != kNoTokenId) add(node, behind, 0);
+      }
+      parent = own;
+    }
+  }
+
   // The next token after the task's and `draft`.
   int32_t guess(const DraftTask& task, std::span<const int32_t> draft) const {
     const int64_t position = std::ssize(task.token_ids) + std::ssize(draft);
@@ -83,6 +114,7 @@ class RecordedDrafter final : public Drafter {
 
   const RecordedDrafterOptions options_;
   int64_t num_calls_ = 0;
+  std::vector<DraftTree> trees_;  // [tasks] of the last call
 };
 
 }  // namespace llmserve

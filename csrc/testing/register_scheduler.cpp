@@ -158,13 +158,15 @@ void register_news(py::module_& testing) {
   testing.def(
       "draft_ready",
       [](SteppedScheduler& stepped, RequestId id, int32_t sample_index, int64_t position,
-         Tokens token_ids) {
+         Tokens token_ids, std::vector<Tokens> branches) {
         stepped.scheduler().take(DraftReady{.request_id = id,
                                             .sample_index = sample_index,
                                             .position = position,
-                                            .token_ids = std::move(token_ids)});
+                                            .token_ids = std::move(token_ids),
+                                            .branches = std::move(branches)});
       },
-      "scheduler"_a, "request_id"_a, "sample_index"_a, "position"_a, "token_ids"_a);
+      "scheduler"_a, "request_id"_a, "sample_index"_a, "position"_a, "token_ids"_a,
+      "branches"_a = std::vector<Tokens>());
   testing.def("transfers", [](const StepPlanRecord& record) { return record.plan.transfers; });
   testing.def(
       "transfer_done",

@@ -125,6 +125,25 @@ std::pair<std::vector<int64_t>, int64_t> count_draws(const std::vector<float>& t
   return {counts, num_accepted};
 }
 
+// Which of the offers (tokens, rows) a controller takes that knows steps of up to 32 rows: those of
+// a plain step of one row with num_drafted guesses, of which all are right.
+std::vector<bool> choose_branches(const std::vector<std::pair<double, int64_t>>& given,
+                                  int32_t num_drafted, double step_us, double row_us) {
+  const SpeculationConfig config;
+  SpeculationController controller(config);
+  for (int64_t rows = 1; rows <= 32; ++rows)
+    controller.note_step(rows, step_us + row_us * static_cast<double>(rows));
+  std::vector<BranchOffer> offers;
+  for (const auto& [tokens, num_rows] : given)
+    offers.push_back({.tokens = tokens, .num_rows = num_rows});
+  std::vector<BranchOffer*> asked;
+  for (BranchOffer& offer : offers) asked.push_back(&offer);
+  controller.choose_branches(asked, 1, 1 + num_drafted, 1 + num_drafted, num_drafted);
+  std::vector<bool> taken;
+  for (const BranchOffer& offer : offers) taken.push_back(offer.is_taken);
+  return taken;
+}
+
 std::optional<std::vector<float>> probabilities_of(const std::vector<float>& logits,
                                                    const SamplingParams& params) {
   std::vector<float> probabilities;
@@ -138,6 +157,8 @@ void register_testing_speculation(py::module_& testing) {
   register_testing_heads(testing);
   testing.def("count_draws", &count_draws, "target"_a, "draft"_a = std::vector<float>(),
               "guess"_a = -1, "seed"_a = 0, "num_draws"_a = 1);
+  testing.def("choose_branches", &choose_branches, "offers"_a, "num_drafted"_a, "step_us"_a,
+              "row_us"_a);
   testing.def("probabilities_of", &probabilities_of, "logits"_a, "params"_a);
   py::class_<VocabularyMap>(testing, "VocabularyMap")
       .def(py::init<const Vocabulary&, int64_t, const Vocabulary&, int64_t>(), "target"_a,

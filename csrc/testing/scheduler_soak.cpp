@@ -242,6 +242,18 @@ class Soak {
     if (!request.resumed_token_ids.empty()) ++counts_.num_resumed;
   }
 
+  // The same guesses up to some place, and others from there on.
+  std::vector<int32_t> branch_of(const Sequence& sequence, const std::vector<int32_t>& guesses) {
+    std::vector<int32_t> context = sequence.token_ids;
+    const auto shared = guesses.begin() + static_cast<int64_t>(below(guesses.size() + 1));
+    context.insert(context.end(), guesses.begin(), shared);
+    for (uint64_t i = 0; i <= below(4); ++i) {
+      const int32_t right = ShadowModel::next_token(context, sequence.seed, kVocabSize);
+      context.push_back(happens(75) ? right : static_cast<int32_t>(below(kVocabSize)));
+    }
+    return {context.begin() + static_cast<int64_t>(sequence.token_ids.size()), context.end()};
+  }
+
   // Guesses of what comes next: right ones, wrong ones, and ones of another place.
   void draft() {
     for (const Sequence* sequence : scheduler_.sequences()) {
@@ -255,6 +267,9 @@ class Soak {
         context.push_back(happens(75) ? right : static_cast<int32_t>(below(kVocabSize)));
         news.token_ids.push_back(context.back());
       }
+      // What has masks has no branches.
+      while (config_.percent_late_masks == 0 && happens(30))
+        news.branches.push_back(branch_of(*sequence, news.token_ids));
       news_.emplace_back(std::move(news));
     }
   }
@@ -375,7 +390,7 @@ class Soak {
     }
     require(num_tokens == plan.num_tokens() && num_tokens <= config_.max_num_batched_tokens,
             "a step's tokens are counted and fit the budget");
-    require(std::ssize(plan.sequences) <= config_.max_num_seqs, "a step's sequences have a seat");
+    require(plan.num_sequences() <= config_.max_num_seqs, "a step's sequences have a seat");
     counts_.num_copied += std::ssize(plan.copies);
     stall_ = has_first || first != first_ ? 0 : stall_ + 1;
     first_ = first;
@@ -523,15 +538,18 @@ class Soak {
     // What has left a table is a transfer's alone.
     if (config_.num_lower_blocks > 0 || config_.percent_handed_over > 0) return;
     holders_.assign(static_cast<size_t>(config_.num_blocks), 0);
+    const auto count_holders = [&](const BlockTable& table) {
+      table.for_each_block([&](int32_t block) { ++holders_[static_cast<size_t>(block)]; });
+    };
     for (const Sequence* sequence : scheduler_.sequences()) {
       require(asked_.contains(sequence->context->request.id), "only unfinished requests are kept");
-      sequence->table.for_each_block(
-          [&](int32_t block) { ++holders_[static_cast<size_t>(block)]; });
+      count_holders(sequence->table);
+      for (const DraftBranch& branch : sequence->branches) count_holders(branch.table);
     }
     const std::vector<const Sequence*> ended = scheduler_.ended_in_flight();
     for (const Sequence* sequence : ended) {
-      sequence->table.for_each_block(
-          [&](int32_t block) { ++holders_[static_cast<size_t>(block)]; });
+      count_holders(sequence->table);
+      for (const DraftBranch& branch : sequence->branches) count_holders(branch.table);
     }
     for (const int32_t block : kv_cache.replaced()) ++holders_[static_cast<size_t>(block)];
     int32_t num_held = 0;

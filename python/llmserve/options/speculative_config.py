@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -59,6 +60,24 @@ def _ranges(name: str, value: object) -> list[list[int]]:
     return [[integer(name, entry, 0) for entry in row] for row in value]
 
 
+def _token_tree(name: str, value: object) -> list[list[int]]:
+    """[(0,), (1,), (0, 0), ...], or that as a string, as vLLM had it."""
+    if isinstance(value, str):
+        try:
+            value = ast.literal_eval(value)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            raise InvalidArgument(
+                f"{name} must be a list of paths such as '[(0,), (1,), (0, 0)]', "
+                f"got {describe(value)}"
+            ) from None
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+        raise InvalidArgument(f"{name} must be a list of paths, got {describe(value)}")
+    for path in value:
+        if not isinstance(path, Sequence) or isinstance(path, str):
+            raise InvalidArgument(f"{name}: a path is a tuple of choices, got {describe(path)}")
+    return [[integer(name, choice, 0) for choice in path] for path in value]
+
+
 def _draft_sampling(name: str, value: object) -> str:
     names = {"target": "target", "gumbel": "target", "probabilistic": "target", "greedy": "greedy"}
     if value not in names:
@@ -90,6 +109,9 @@ _CORE: Mapping[str, tuple[str, Convert]] = {
     "adaptive": ("", boolean),
     "draft_sample_method": ("", _draft_sampling),
     "rejection_sample_method": ("", _acceptance),
+    "speculative_token_tree": ("", _token_tree),
+    "speculative_eagle_topk": ("", _integer(1)),
+    "speculative_num_draft_tokens": ("", _integer(1)),
     "use_heterogeneous_vocab": ("", boolean),
     "dtype": ("", text),
     "quantization": ("", text),
@@ -131,6 +153,9 @@ def speculation_config(name: str, value: object) -> _core.SpeculationConfig:
         if key in given:
             settings[core_name or key] = convert(f"{name}: {key}", given[key])
     _check_defaults(name, given)
+    tree = settings.get("speculative_token_tree")
+    if tree and "num_speculative_tokens" not in given:
+        settings["num_speculative_tokens"] = max(map(len, tree))
     # As vLLM has them: one that is given alone is the other, too.
     for one, other in (("min", "max"), ("max", "min")):
         if f"prompt_lookup_{one}" in given and f"prompt_lookup_{other}" not in given:

@@ -101,7 +101,7 @@ def test_shapes_that_cannot_be_are_refused_by_name() -> None:
 def test_the_best_tree_hardly_gains_over_the_best_chain_where_noise_is_shared(
     acceptance: tuple[float, ...], draft_ms: float, target_ms: float, row_ms: float, most: float
 ) -> None:
-    """Why guesses are chains: docs/decisions/guesses-are-chains.md."""
+    """Why chains are the default: docs/decisions/trees-of-guesses.md."""
     pair = Speculation(acceptance, draft_ms=draft_ms, target_ms=target_ms, row_ms=row_ms)
     chain = pair.best_chain()
     trees = [pair.dynamic_tree(count, depth) for count in range(1, 33) for depth in range(1, 9)]

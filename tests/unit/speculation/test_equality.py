@@ -3,15 +3,20 @@ in any company. On models; each case is one run of several requests at once."""
 
 from __future__ import annotations
 
+import atexit
 import functools
+import itertools
 import random
+import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from checkpoints import VOCAB_SIZE, checkpoint
+from checkpoints import VOCAB_SIZE, checkpoint, copy_checkpoint
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from llmserve import (
@@ -23,6 +28,7 @@ from llmserve import (
     _core,
     _core_testing,
 )
+from safetensors.numpy import load_file, save_file
 
 Result = list[tuple[Any, ...]]
 
@@ -136,6 +142,23 @@ def draft() -> Path:
     return checkpoint("llama", seed=5, num_hidden_layers=1, eos_token_id=2)
 
 
+@functools.cache
+def near(engine: str) -> Path:
+    """The target with noise on its weights: its second choice is often the target's first."""
+    folder = Path(tempfile.mkdtemp(prefix="near-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    copy_checkpoint(target(engine), folder)
+    rng = np.random.default_rng(0)
+    for file in folder.glob("*.safetensors"):
+        tensors = load_file(file)
+        for name, tensor in tensors.items():
+            noise = rng.standard_normal(tensor.shape, dtype=np.float32) * tensor.std() * 0.1
+            tensors[name] = tensor + noise.astype(tensor.dtype)
+        save_file(tensors, file, metadata={"format": "pt"})
+    return folder
+
+
+FULL_TREE = [path for level in (1, 2, 3) for path in itertools.product((0, 1), repeat=level)]
 CONFIGS: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 4},
     "suffix": {"method": "suffix"},
@@ -143,14 +166,24 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "stranger": {"method": "draft_model", "model": "draft"},
     "greedy": {"method": "draft_model", "model": "target", "draft_sample_method": "greedy"},
     "decided": {"method": "draft_model", "model": "target", "adaptive": True},
+    "tree": {"method": "draft_model", "model": "near", "speculative_eagle_topk": 3},
+    "given tree": {"method": "draft_model", "model": "near", "speculative_token_tree": FULL_TREE},
+    "decided tree": {
+        "method": "draft_model",
+        "model": "near",
+        "speculative_eagle_topk": 2,
+        "adaptive": True,
+    },
 }
 
 
 def speculation(name: str, k: int, engine: str = "plain") -> dict[str, Any]:
     config = {"adaptive": False, **CONFIGS[name], "num_speculative_tokens": k}
     if "model" in config:
-        config["model"] = str(target(engine) if config["model"] == "target" else draft())
-        if config["model"] == str(target(engine)) and "quantization" in ENGINES[engine]:
+        models = {"target": target, "near": near}
+        is_kin = config["model"] in models
+        config["model"] = str(models[config["model"]](engine) if is_kin else draft())
+        if is_kin and "quantization" in ENGINES[engine]:
             config["quantization"] = ENGINES[engine]["quantization"]
     return config
 

@@ -38,6 +38,7 @@ class Guesser:
     accuracy: float
     k: int
     is_adaptive: bool
+    width: int  # guesses of a place at most
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ GUESSERS = st.builds(
     accuracy=st.sampled_from([0.0, 0.5, 0.8, 1.0]),
     k=st.sampled_from([1, 2, 4, 7, 32]),
     is_adaptive=st.sampled_from([False, False, True]),
+    width=st.sampled_from([1, 1, 2, 3]),
 )
 PROMPTS = st.tuples(
     st.sampled_from([0, 8, 20]), st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=30)
@@ -109,6 +111,7 @@ def make_engine(machine: Machine, guesser: Guesser | None) -> _core.Engine:
             method="draft_model",
             num_speculative_tokens=guesser.k,
             adaptive=guesser.is_adaptive,
+            speculative_eagle_topk=guesser.width,
         )
         drafter = _core_testing.RecordedDrafter(
             vocab_size=VOCAB, accuracy=guesser.accuracy, follows_context=True

@@ -25,6 +25,10 @@ def test_defaults_are_those_of_the_field() -> None:
     assert read(model="some/model").method == "draft_model"
     assert read(model="some/model").num_speculative_tokens == 4
     assert read(method="eagle3", model="some/head").num_speculative_tokens == 4
+    assert (
+        read(model="x", speculative_token_tree="[(0,), (1,), (0, 0)]").num_speculative_tokens == 2
+    )
+    assert read(model="x", speculative_token_tree=[(0,), (1,)]).num_speculative_tokens == 1
     for name in ("mtp", "deepseek_mtp", "glm4_moe_mtp"):
         assert read(method=name).method == "mtp"
 
@@ -38,6 +42,67 @@ def test_defaults_are_those_of_the_field() -> None:
         ({"method": "mimo_mtp"}, NotSupported, "method='mimo_mtp'.*layers of that model"),
         ({"method": "mtp", "model": "x"}, InvalidArgument, "'mtp' has no model"),
         ({"method": "eagle3"}, InvalidArgument, "'eagle3' needs model, the head's folder"),
+        (
+            {"method": "ngram", "speculative_eagle_topk": 2},
+            NotSupported,
+            'speculative_eagle_topk is supported with method "draft_model" alone, got "ngram"',
+        ),
+        (
+            {"method": "eagle3", "model": "x", "speculative_token_tree": "[(0,), (1,)]"},
+            NotSupported,
+            'speculative_token_tree is supported with method "draft_model" alone, got "eagle3"',
+        ),
+        ({"model": "x", "speculative_eagle_topk": 9}, InvalidArgument, "must be at most 8, got 9"),
+        (
+            {"model": "x", "speculative_eagle_topk": 2, "speculative_num_draft_tokens": 65},
+            InvalidArgument,
+            "speculative_num_draft_tokens must be at most 64, got 65",
+        ),
+        (
+            {"model": "x", "speculative_eagle_topk": 2, "rejection_sample_method": "rejection"},
+            NotSupported,
+            "speculative_eagle_topk is not supported with rejection_sample_method 'rejection'",
+        ),
+        (
+            {"model": "x", "speculative_eagle_topk": 2, "use_heterogeneous_vocab": True},
+            NotSupported,
+            "speculative_eagle_topk is not supported with use_heterogeneous_vocab",
+        ),
+        (
+            {"model": "x", "speculative_eagle_topk": 2, "speculative_token_tree": [[0], [1]]},
+            InvalidArgument,
+            "give speculative_token_tree or speculative_eagle_topk",
+        ),
+        (
+            {"model": "x", "speculative_token_tree": "[(0,), (0, 1)]"},
+            InvalidArgument,
+            "speculative_token_tree lacks a guess that one of 2 places stands on",
+        ),
+        (
+            {"model": "x", "speculative_token_tree": "[(1,)]"},
+            InvalidArgument,
+            "speculative_token_tree lacks a guess that one of 1 places stands on",
+        ),
+        (
+            {"model": "x", "speculative_token_tree": "[(0,), (0,)]"},
+            InvalidArgument,
+            "speculative_token_tree has a guess twice",
+        ),
+        (
+            {"model": "x", "speculative_token_tree": [[0], [8]]},
+            InvalidArgument,
+            "each from 0 to 7",
+        ),
+        (
+            {"model": "x", "speculative_token_tree": "(0"},
+            InvalidArgument,
+            "speculative_token_tree must be a list of paths such as",
+        ),
+        (
+            {"model": "x", "speculative_token_tree": [0, 1]},
+            InvalidArgument,
+            "a path is a tuple of choices, got 0",
+        ),
         ({"num_speculative_tokens": 3}, InvalidArgument, "method is missing; it is one of ngram"),
         ({"method": "ngram", "num_tokens": 3}, InvalidArgument, "no argument 'num_tokens'"),
         (
