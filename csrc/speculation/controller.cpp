@@ -26,6 +26,10 @@ constexpr int64_t kMoreRows = 8;
 // A row more costs at least this share of a plain step, whatever was measured: times of a busy
 // machine are off by more.
 constexpr double kLeastRowShare = 0.01;
+// What branches gain is that of about the last 1 / kTreeWeight steps with trees. First some chains
+// are guessed and some trees, and later one in so many is of the other kind.
+constexpr double kTreeWeight = 0.1;
+constexpr int64_t kFirstChains = 4, kFirstTrees = 12, kOtherInterval = 32;
 // A time of guessing that is longer than what is known may be that of catching up.
 constexpr double kLongerWeight = 0.1, kShorterWeight = 0.5;
 
@@ -116,12 +120,14 @@ double SpeculationController::verify_us(int64_t num_rows, int64_t num_all) const
 
 // Those that give most for a row first, as long as the whole step gives more for its time.
 void SpeculationController::choose_branches(std::span<BranchOffer* const> offers, int64_t num_rows,
-                                            int64_t num_all, double tokens, int32_t depth) const {
+                                            int64_t num_all, double tokens, int32_t depth) {
   std::vector<BranchOffer*> sorted(offers.begin(), offers.end());
   std::ranges::stable_sort(sorted, std::ranges::greater(), [](const BranchOffer* offer) {
     return offer->tokens / static_cast<double>(offer->num_rows);
   });
   const double drafted_us = draft_us(depth);
+  const double own_us = verify_us(num_rows, num_all) + drafted_us;
+  const double own_pace = tokens / own_us;
   for (BranchOffer* offer : sorted) {
     const int64_t rows = num_all + offer->num_rows;
     if (rows > max_rows()) continue;
@@ -131,6 +137,17 @@ void SpeculationController::choose_branches(std::span<BranchOffer* const> offers
     num_all = rows;
     tokens += offer->tokens;
   }
+  const double gain = tokens / (verify_us(num_rows, num_all) + drafted_us) / own_pace - 1;
+  tree_gain_ += kTreeWeight * (gain - tree_gain_);
+  tree_cost_ = (draft_us(depth, true) - drafted_us) / own_us;
+}
+
+bool SpeculationController::wants_trees() {
+  const int64_t question = num_tree_questions_++;
+  if (!config_.is_adaptive) return true;
+  if (question < kFirstChains) return false;  // what guessing takes without has to be known
+  const bool do_pay = question < kFirstChains + kFirstTrees || tree_gain_ > tree_cost_;
+  return question % kOtherInterval == 0 ? !do_pay : do_pay;
 }
 
 double SpeculationController::row_price(int64_t num_rows) const {
@@ -158,8 +175,9 @@ void SpeculationController::begin_trial(std::span<DraftHistory* const> sequences
   sequence.num_trials = kTrialSteps;
 }
 
-void SpeculationController::note_draft(int32_t num_tokens, double elapsed_us) {
-  double& known = draft_us_[static_cast<size_t>(std::min(num_tokens, kMaxDraftTokens))];
+void SpeculationController::note_draft(int32_t num_tokens, double elapsed_us, bool are_trees) {
+  double& known =
+      draft_us_[are_trees ? 1 : 0][static_cast<size_t>(std::min(num_tokens, kMaxDraftTokens))];
   if (known == 0) known = elapsed_us;
   known += (elapsed_us > known ? kLongerWeight : kShorterWeight) *
            (std::min(elapsed_us, 3 * known) - known);
@@ -168,16 +186,17 @@ void SpeculationController::note_draft(int32_t num_tokens, double elapsed_us) {
 // Measured for as many tokens, or in proportion to what was measured for others: each token takes
 // another pass of the draft model. No longer than for more tokens, nor than in proportion to fewer:
 // a single time may be that of catching up.
-double SpeculationController::draft_us(int32_t num_tokens) const {
+double SpeculationController::draft_us(int32_t num_tokens, bool are_trees) const {
+  const auto& times = draft_us_[are_trees ? 1 : 0];
   double nearest = 0;
   for (int32_t distance = 0; distance <= kMaxDraftTokens && nearest == 0; ++distance) {
     for (const int32_t other : {num_tokens + distance, num_tokens - distance}) {
       if (other < 1 || other > kMaxDraftTokens || nearest > 0) continue;
-      nearest = draft_us_[static_cast<size_t>(other)] * num_tokens / other;
+      nearest = times[static_cast<size_t>(other)] * num_tokens / other;
     }
   }
   for (int32_t other = 1; other <= kMaxDraftTokens; ++other) {
-    const double known = draft_us_[static_cast<size_t>(other)];
+    const double known = times[static_cast<size_t>(other)];
     if (known > 0)
       nearest = std::min(nearest, other >= num_tokens ? known : known * num_tokens / other);
   }

@@ -45,10 +45,13 @@ class SpeculationController {
   // Sets num_planned of each sequence whose tokens may be guessed, at most its max_planned.
   // num_rows: of the plain step, at least as many as sequences.
   void plan(std::span<DraftHistory* const> sequences, int64_t num_rows);
+  // Whether the next guesses are to be trees: as long as what their branches gain is more than what
+  // it takes to guess them. The other kind is tried from time to time.
+  bool wants_trees();
   // Sets is_taken of the offers that make tokens come sooner, in a step that has num_all rows and
   // gives `tokens` without them; num_rows of the plain step.
   void choose_branches(std::span<BranchOffer* const> offers, int64_t num_rows, int64_t num_all,
-                       double tokens, int32_t depth) const;
+                       double tokens, int32_t depth);
   // Tokens that a row more has to give for its time.
   double row_price(int64_t num_rows) const;
   // Of the last plan(): foreseen tokens a second by those of plain steps; 0 if nothing is known.
@@ -56,8 +59,9 @@ class SpeculationController {
 
   // A step without prompts: all its rows, and its time without that of guessing.
   void note_step(int64_t num_rows, double elapsed_us) { times_.add(num_rows, elapsed_us); }
-  // Guessing at most num_tokens tokens of each sequence took so long.
-  void note_draft(int32_t num_tokens, double elapsed_us);
+  // Guessing at most num_tokens tokens of each sequence took so long; are_trees: with others beside
+  // them.
+  void note_draft(int32_t num_tokens, double elapsed_us, bool are_trees = false);
   void note_outcome(DraftHistory& sequence, int32_t num_drafted, int32_t num_accepted, bool is_cut);
 
  private:
@@ -67,7 +71,7 @@ class SpeculationController {
     double survival = 0;
   };
 
-  double draft_us(int32_t num_tokens) const;
+  double draft_us(int32_t num_tokens, bool are_trees = false) const;
   int64_t max_rows() const;
   double verify_us(int64_t num_rows, int64_t num_all) const;
   void list_rows(std::span<DraftHistory* const> sequences, int32_t max_tokens);
@@ -77,7 +81,11 @@ class SpeculationController {
   const SpeculationConfig& config_;
   StepTimes times_;
   Acceptance all_;
-  std::array<double, kMaxDraftTokens + 1> draft_us_{};  // by the number of tokens; 0: not measured
+  // Of chains and of trees, by the number of tokens; 0: not measured.
+  std::array<std::array<double, kMaxDraftTokens + 1>, 2> draft_us_{};
+  double tree_gain_ = 0;  // by branches, as a share
+  double tree_cost_ = 0;  // of guessing them, likewise
+  int64_t num_tree_questions_ = 0;
   double gain_ = 0;
   bool is_on_ = true;            // the last plan had guesses beside trials
   int64_t num_plans_ = 0;        // what counts as steps here

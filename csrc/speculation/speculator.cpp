@@ -70,7 +70,7 @@ DraftTask Speculator::task_of(const Candidate& candidate, int32_t max_tokens) co
           .params = &sequence.params(),
           .stop_token_ids = sequence.stop_token_ids,
           .max_tokens = max_tokens,
-          .tree = config_.has_trees() && can_branch(sequence.params()) ? &tree_request_ : nullptr,
+          .tree = wants_trees_ && can_branch(sequence.params()) ? &tree_request_ : nullptr,
           .cache_salt = sequence.context->request.cache_salt};
 }
 
@@ -122,12 +122,13 @@ void Speculator::draft(int64_t num_rows) {
   if (kind_.has_weights()) {
     for (const Candidate& candidate : candidates_) histories_.push_back(candidate.kept);
     plan(num_rows);
+    wants_trees_ = config_.has_trees() && controller_.wants_trees();
     tree_request_.min_survival = config_.is_adaptive ? controller_.row_price(num_rows) : 0;
     for (const Candidate& candidate : candidates_)
       if (candidate.kept->num_planned > 0)
         tasks_.push_back(task_of(candidate, candidate.kept->num_planned));
     call_drafter();
-    if (config_.has_trees() && !has_failed_) choose_branches(num_rows);
+    if (wants_trees_ && !has_failed_) choose_branches(num_rows);
     return;
   }
   for (const Candidate& candidate : candidates_)
@@ -176,7 +177,7 @@ void Speculator::call_drafter() {
       draft.resize(static_cast<size_t>(tasks_[i].max_tokens));
     longest = std::max(longest, tasks_[i].max_tokens);
   }
-  if (longest > 0) controller_.note_draft(longest, static_cast<double>(elapsed_us));
+  if (longest > 0) controller_.note_draft(longest, static_cast<double>(elapsed_us), wants_trees_);
 }
 
 // What was drawn since a tree was guessed says which of its choices were right, whether they ran or

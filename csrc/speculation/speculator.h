@@ -84,6 +84,7 @@ class Speculator {
   SpeculationController controller_;
   ChoiceRates rates_;
   TreeRequest tree_request_;
+  bool wants_trees_ = false;                                       // of the call under way
   std::unordered_map<RequestId, std::vector<DraftHistory>> kept_;  // by sample
   bool has_failed_ = false;
   bool has_told_mismatch_ = false;
