@@ -12,6 +12,7 @@
 #include "core/mix.h"
 #include "scheduler/scheduler.h"
 #include "testing/cache_groups.h"
+#include "testing/soak_records.h"
 #include "testing/token_oracle.h"
 
 // GCC 12 takes the inactive members of a std::variant that is moved for uninitialized ones.
@@ -30,28 +31,7 @@ constexpr int32_t kMaxTokens = 12;
 constexpr int64_t kOperationsBetweenEnds = 500;
 constexpr int32_t kNumAdapters = 2;
 
-// What a request asked for, and how far each of its samples has come.
-struct Sample {
-  std::vector<int32_t> token_ids;  // prompt, then generated
-  uint64_t seed = 0;
-  bool is_finished = false;
-  bool is_spoiled = false;  // its logits were made invalid
-};
-struct Asked {
-  SamplingParams params;
-  int64_t num_prompt_tokens = 0;
-  std::optional<AdapterRef> adapter;
-  std::optional<HandOver> send_to;
-  bool is_cut_short = false;  // aborted, or failed with all the others
-  std::vector<Sample> samples;
-};
-
-// A sequence that has ended, and whose blocks are on their way to a peer, or there.
-struct HandedOver {
-  HandOver hand_over;
-  std::vector<int32_t> token_ids;
-  std::optional<AdapterRef> adapter;
-};
+using soak::Asked, soak::HandedOver, soak::Sample;
 
 // A step that has been carried out and not been committed.
 struct Flight {
@@ -242,34 +222,31 @@ class Soak {
     if (!request.resumed_token_ids.empty()) ++counts_.num_resumed;
   }
 
-  // The same guesses up to some place, and others from there on.
-  std::vector<int32_t> branch_of(const Sequence& sequence, const std::vector<int32_t>& guesses) {
+  // Behind the sequence's tokens and `guesses`, most of them right.
+  void guess(const Sequence& sequence, std::vector<int32_t>& guesses) {
     std::vector<int32_t> context = sequence.token_ids;
-    const auto shared = guesses.begin() + static_cast<int64_t>(below(guesses.size() + 1));
-    context.insert(context.end(), guesses.begin(), shared);
+    context.insert(context.end(), guesses.begin(), guesses.end());
     for (uint64_t i = 0; i <= below(4); ++i) {
       const int32_t right = ShadowModel::next_token(context, sequence.seed, kVocabSize);
       context.push_back(happens(75) ? right : static_cast<int32_t>(below(kVocabSize)));
+      guesses.push_back(context.back());
     }
-    return {context.begin() + static_cast<int64_t>(sequence.token_ids.size()), context.end()};
   }
 
-  // Guesses of what comes next: right ones, wrong ones, and ones of another place.
+  // Guesses of what comes next, some of another place, and others that begin like them; what has
+  // masks has no others.
   void draft() {
     for (const Sequence* sequence : scheduler_.sequences()) {
       if (!sequence->has_drafter || !happens(80)) continue;
-      std::vector<int32_t> context = sequence->token_ids;
       DraftReady news{.request_id = sequence->request_id,
                       .sample_index = sequence->sample_index,
                       .position = sequence->num_tokens() - static_cast<int64_t>(happens(5))};
-      for (uint64_t i = 0; i <= below(4); ++i) {
-        const int32_t right = ShadowModel::next_token(context, sequence->seed, kVocabSize);
-        context.push_back(happens(75) ? right : static_cast<int32_t>(below(kVocabSize)));
-        news.token_ids.push_back(context.back());
+      guess(*sequence, news.token_ids);
+      while (config_.percent_late_masks == 0 && happens(30)) {
+        std::vector<int32_t>& other = news.branches.emplace_back(news.token_ids);
+        other.resize(below(other.size() + 1));
+        guess(*sequence, other);
       }
-      // What has masks has no branches.
-      while (config_.percent_late_masks == 0 && happens(30))
-        news.branches.push_back(branch_of(*sequence, news.token_ids));
       news_.emplace_back(std::move(news));
     }
   }
@@ -538,18 +515,15 @@ class Soak {
     // What has left a table is a transfer's alone.
     if (config_.num_lower_blocks > 0 || config_.percent_handed_over > 0) return;
     holders_.assign(static_cast<size_t>(config_.num_blocks), 0);
-    const auto count_holders = [&](const BlockTable& table) {
-      table.for_each_block([&](int32_t block) { ++holders_[static_cast<size_t>(block)]; });
-    };
-    for (const Sequence* sequence : scheduler_.sequences()) {
+    std::vector<const Sequence*> kept = scheduler_.sequences();
+    for (const Sequence* sequence : kept)
       require(asked_.contains(sequence->context->request.id), "only unfinished requests are kept");
-      count_holders(sequence->table);
-      for (const DraftBranch& branch : sequence->branches) count_holders(branch.table);
-    }
     const std::vector<const Sequence*> ended = scheduler_.ended_in_flight();
-    for (const Sequence* sequence : ended) {
-      count_holders(sequence->table);
-      for (const DraftBranch& branch : sequence->branches) count_holders(branch.table);
+    kept.insert(kept.end(), ended.begin(), ended.end());
+    const auto count = [&](int32_t block) { ++holders_[static_cast<size_t>(block)]; };
+    for (const Sequence* sequence : kept) {
+      sequence->table.for_each_block(count);
+      for (const DraftBranch& branch : sequence->branches) branch.table.for_each_block(count);
     }
     for (const int32_t block : kv_cache.replaced()) ++holders_[static_cast<size_t>(block)];
     int32_t num_held = 0;
