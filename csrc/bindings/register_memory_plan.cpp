@@ -72,7 +72,9 @@ void register_memory_plan(py::module_& module) {
       .def_readonly("num_threads", &RankPlan::num_threads)
       .def_readonly("weight_bytes", &RankPlan::weight_bytes)
       .def_readonly("workspace_bytes", &RankPlan::workspace_bytes)
-      .def_readonly("num_kv_heads", &RankPlan::num_kv_heads);
+      .def_readonly("kv_cache_bytes", &RankPlan::kv_cache_bytes)
+      .def_readonly("first_layer", &RankPlan::first_layer)
+      .def_readonly("num_layers", &RankPlan::num_layers);
   py::class_<MemoryPlan>(module, "MemoryPlan")
       .def_readonly("ranks", &MemoryPlan::ranks)
       .def_readonly("config", &MemoryPlan::config)

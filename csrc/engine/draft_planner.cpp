@@ -111,6 +111,10 @@ void add_head_rank(const HeadConfig& head, const Checkpoint& checkpoint, const E
 void plan_head(const ConfigRequest& request, const Checkpoint& checkpoint,
                const ModelConfig& target, const EngineConfig& target_config, PlannedDraft& plan) {
   const DrafterKind& kind = find_drafter(target_config.speculation.method);
+  if (target_config.parallel.pipeline > 1)
+    throw NotSupported(concat("speculative_config: method \"", kind.name,
+                              "\" reads states of layers that are in several stages; use a draft ",
+                              "model, or pipeline_parallel_size=1"));
   if (!target_config.speculation.is_exact())
     throw NotSupported(concat("speculative_config: rejection_sample_method 'rejection' is not ",
                               "supported with method \"", kind.name, "\"; leave it at 'exact'"));

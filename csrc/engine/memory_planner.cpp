@@ -82,51 +82,88 @@ int64_t usable_bytes(const MemoryPlan& plan) {
                               static_cast<double>(plan.machine.available_bytes));
 }
 
+// What weights of another stage are and run as, beside their bytes.
+void add_stage(const WeightReport& stage, WeightReport& all) {
+  const auto add_new = [](const auto& from, auto& to) {
+    for (const auto& item : from)
+      if (std::ranges::find(to, item) == to.end()) to.push_back(item);
+  };
+  add_new(stage.integers, all.integers);
+  add_new(stage.notes, all.notes);
+  for (const QuantizedUse& use : stage.quantized) {
+    const auto same = std::ranges::find_if(all.quantized, [&](const QuantizedUse& other) {
+      return other.stored == use.stored && other.runs == use.runs;
+    });
+    if (same == all.quantized.end()) {
+      all.quantized.push_back(use);
+    } else {
+      same->num_weights += use.num_weights;
+    }
+  }
+  all.num_experts = std::max(all.num_experts, stage.num_experts);
+  all.experts_per_token = std::max(all.experts_per_token, stage.experts_per_token);
+}
+
 // What a rank takes. Its weights and workspace are added to the plan's.
 void add_rank(const ModelConfig& model, const Checkpoint& checkpoint, Backend& backend, int rank,
-              MemoryPlan& plan) {
+              const LayerRange& layers, MemoryPlan& plan) {
   const EngineConfig& config = plan.config;
+  const RankCache kept = rank_cache(model, tensor_rank(config, rank), layers);
   PackedWeights packed;
   if (config.packed_cache.max_bytes > 0) {
     std::string ignored;  // load says it
     const PackedCache cache(config.packed_cache.folder);
     packed.file = cache.find(
-        packed_key(checkpoint, packed_variant(config, backend, checkpoint, rank)), {}, ignored);
+        packed_key(checkpoint, packed_variant(config, backend, checkpoint, rank, layers)), {},
+        ignored);
   }
   ModelPlan sizes = plan_model(checkpoint, model, backend,
                                {.format = resolve_weight_format(config.dtype, config.quantization),
                                 .max_tokens = config.scheduler.max_num_batched_tokens,
                                 .max_logit_rows = kMaxLogitRowsAtOnce,
                                 .packed = &packed,
-                                .rank = tensor_rank(config, rank)});
+                                .rank = tensor_rank(config, rank),
+                                .layers = layers});
   const int32_t num_threads = thread_share(config, rank).count;
   const int64_t scratch_bytes =
       backend.scratch_bytes(largest_step(model, sizes.weights, config), num_threads);
   const int64_t workspace_bytes =
       sizes.workspace_bytes + layer_state_bytes(model, config) + scratch_bytes;
-  plan.ranks.push_back(
-      {.num_threads = num_threads,
-       .weight_bytes = sizes.weights.total_bytes(),
-       .workspace_bytes = workspace_bytes,
-       .scratch_bytes = scratch_bytes,
-       .num_kv_heads = rank_cache_groups(model, tensor_rank(config, rank)).front().num_kv_heads});
+  plan.ranks.push_back({.num_threads = num_threads,
+                        .weight_bytes = sizes.weights.total_bytes(),
+                        .workspace_bytes = workspace_bytes,
+                        .scratch_bytes = scratch_bytes,
+                        .state_bytes = config.scheduler.max_num_seqs * state_bytes(kept.groups),
+                        .rows = kept.lanes(),
+                        .first_layer = layers.begin,
+                        .num_layers = layers.end_of(model.num_layers) - layers.begin});
+  plan.state_bytes += config.parallel.data * plan.ranks.back().state_bytes;
   plan.workspace_bytes += config.parallel.data * workspace_bytes;
   if (rank == 0) {
     plan.weights = std::move(sizes.weights);
     return;
   }
   add_bytes(sizes.weights, plan.weights);
+  if (tensor_rank(config, rank).rank == 0) add_stage(sizes.weights, plan.weights);
 }
 
-// The groups with the KV heads that all ranks keep together: some keep the same.
+// The groups with the KV heads that all ranks of a stage keep together: some keep the same.
 std::vector<CacheGroupSpec> groups_of_ranks(const MemoryPlan& plan) {
   const std::span<const CacheGroupSpec> rows = row_groups(plan.config.cache.groups);
   std::vector<CacheGroupSpec> groups(rows.begin(), rows.end());
   for (CacheGroupSpec& group : groups) {
     group.num_kv_heads = 0;
-    for (const RankPlan& rank : plan.ranks) group.num_kv_heads += rank.num_kv_heads;
+    for (int32_t i = 0; i < plan.config.parallel.tensor; ++i)
+      group.num_kv_heads += plan.ranks[static_cast<size_t>(i)].rows.num_kv_heads;
   }
   return groups;
+}
+
+// Of a token in one cache group, with the room that others leave empty.
+int64_t bytes_of_ranks(const MemoryPlan& plan, const KvCacheDType& dtype) {
+  int64_t bytes = 0;
+  for (const RankPlan& rank : plan.ranks) bytes += kv_bytes_per_token({&rank.rows, 1}, dtype);
+  return bytes;
 }
 
 struct SizedPool {
@@ -138,9 +175,7 @@ struct SizedPool {
 SizedPool size_pool(const ConfigRequest& request, const MemoryPlan& plan,
                     const KvCacheDType& dtype) {
   const std::vector<CacheGroupSpec> groups = groups_of_ranks(plan);
-  CacheGroupSpec whole = groups.front();  // of a block without empty room
-  whole.num_layers = num_lanes(groups);
-  SizedPool sized{{.bytes_per_token = kv_bytes_per_token({&whole, 1}, dtype) * std::ssize(groups),
+  SizedPool sized{{.bytes_per_token = bytes_of_ranks(plan, dtype) * std::ssize(groups),
                    .block_size = plan.config.cache.block_size,
                    .groups = groups,
                    .max_step_tokens = plan.config.scheduler.max_num_batched_tokens},
@@ -314,9 +349,8 @@ MemoryPlan plan_memory(const ConfigRequest& request, const Checkpoint& checkpoin
   MemoryPlan plan;
   plan.config = resolve_settings(request, checkpoint, model);
   plan.config.cache.groups = model.cache_groups;
-  plan.state_bytes = plan.config.parallel.num_workers() * plan.config.scheduler.max_num_seqs *
-                     state_bytes(model.cache_groups);
-  if (plan.state_bytes > 0) plan.config.cache.num_state_slots = plan.config.scheduler.max_num_seqs;
+  if (state_bytes(model.cache_groups) > 0)
+    plan.config.cache.num_state_slots = plan.config.scheduler.max_num_seqs;
   plan.architecture = model.architecture;
   plan.format = checkpoint.format();
   const std::unique_ptr<Backend> backend = make_backend(plan.config.device, {.num_threads = 1});
@@ -335,13 +369,19 @@ MemoryPlan plan_memory(const ConfigRequest& request, const Checkpoint& checkpoin
   for (int64_t& num_bytes : plan.draft_weights.group_bytes) num_bytes *= num_replicas;
   plan.draft_weights.mapped_bytes *= num_replicas;
   plan.draft_architecture = std::move(draft.architecture);
+  const std::vector<LayerRange> stages = split_layers(plan.config, checkpoint, model, *backend);
   for (int rank = 0; rank < plan.config.parallel.num_ranks(); ++rank)
-    add_rank(model, checkpoint, *backend, rank, plan);
+    add_rank(model, checkpoint, *backend, rank,
+             stages[static_cast<size_t>(stage_of(plan.config, rank))], plan);
   for (size_t rank = 0; rank < draft.scratch_bytes.size(); ++rank)
     plan.draft_workspace_bytes +=
         std::max<int64_t>(0, draft.scratch_bytes[rank] - plan.ranks[rank].scratch_bytes);
   plan.draft_workspace_bytes *= num_replicas;
-  check_all_used(checkpoint, plan.weights);
+  const WeightFormat format = resolve_weight_format(plan.config.dtype, plan.config.quantization);
+  check_all_used(checkpoint,
+                 stages.size() == 1
+                     ? plan.weights
+                     : plan_model(checkpoint, model, *backend, {.format = format}).weights);
   check_kv_rows(plan.config.kv_cache_dtype, plan.config.cache.groups.front());
   plan.memory_utilization = resolve_utilization(request, backend->memory());
   plan.machine = resolve_machine(request, backend->memory());
@@ -354,6 +394,11 @@ MemoryPlan plan_memory(const ConfigRequest& request, const Checkpoint& checkpoin
     plan.pool_bound = sized.bound;
   }
   plan.config.cache.num_blocks = static_cast<int32_t>(plan.pool.num_blocks);
+  const KvCacheDType& kept = find_kv_cache_dtype(kv_cache_dtype_name(plan.config.kv_cache_dtype));
+  for (RankPlan& rank : plan.ranks)
+    rank.kv_cache_bytes =
+        plan.pool.num_blocks * plan.pool.block_size * kv_bytes_per_token({&rank.rows, 1}, kept) +
+        rank.state_bytes;
   if (plan.config.draft) {
     EngineConfig guesses = *plan.config.draft;
     guesses.cache.num_blocks = static_cast<int32_t>(num_draft_blocks(plan, plan.pool));

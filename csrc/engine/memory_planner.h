@@ -77,7 +77,11 @@ struct RankPlan {
   int64_t weight_bytes = 0;
   int64_t workspace_bytes = 0;
   int64_t scratch_bytes = 0;  // of workspace_bytes, the backend's own
-  int64_t num_kv_heads = 0;   // whose keys and values it keeps
+  int64_t state_bytes = 0;    // of all state slots
+  CacheGroupSpec rows;        // what it keeps of a token in each cache group, in all lanes
+  int64_t kv_cache_bytes = 0;
+  int64_t first_layer = 0;  // of its stage
+  int64_t num_layers = 0;
 };
 
 struct MemoryPlan {

@@ -26,6 +26,9 @@ std::vector<std::unique_ptr<Worker>> make_workers(RankThreads& ranks, const Engi
     workers[static_cast<size_t>(rank)] =
         std::make_unique<Worker>(config, checkpoint, rank, nullptr, shared);
   });
+  // Of each stage the first rank counts, as rank 0 of one stage does.
+  for (size_t i = 0; i < workers.size(); i += static_cast<size_t>(config.parallel.tensor))
+    workers[i]->share_expert_loads(*workers[0]);
   return workers;
 }
 
@@ -209,7 +212,14 @@ std::unique_ptr<HeadWorker> StepRunner::make_head() {
 }
 
 void StepRunner::meet() {
-  const std::unique_ptr<CommunicatorGroup> group = make_group_(ranks_.num_ranks());
+  const int tensor = config_.parallel.tensor;
+  const int pipeline = config_.parallel.pipeline;
+  std::vector<std::unique_ptr<CommunicatorGroup>> of_stage(static_cast<size_t>(pipeline));
+  std::vector<std::unique_ptr<CommunicatorGroup>> of_place(static_cast<size_t>(tensor));
+  if (tensor > 1)
+    for (auto& group : of_stage) group = make_group_(tensor);
+  if (pipeline > 1)
+    for (auto& group : of_place) group = make_group_(pipeline);
   ranks_.run([&](int rank) {
     Worker& worker = *workers_[static_cast<size_t>(rank)];
     Backend& backend = worker.backend();
@@ -218,7 +228,15 @@ void StepRunner::meet() {
     place.run = [&backend](int64_t count, const auto& work) {
       backend.run_on_host_threads(count, 1, work);
     };
-    worker.join(group->join(rank, place));
+    const int stage = stage_of(config_, rank);
+    const int in_stage = rank % tensor;
+    const auto join = [&](const std::unique_ptr<CommunicatorGroup>& group,
+                          int member) -> std::unique_ptr<Communicator> {
+      if (group) return group->join(member, place);
+      return std::make_unique<SingleCommunicator>();
+    };
+    worker.join(join(of_stage[static_cast<size_t>(stage)], in_stage),
+                join(of_place[static_cast<size_t>(in_stage)], stage));
   });
   has_met_ = true;
 }
@@ -284,6 +302,10 @@ void StepRunner::sample_on_device(const ConstTensor& logits, const StepBatch& ba
 }
 
 std::shared_ptr<KvMover> StepRunner::open_hand_over(const HandOverOptions& options) {
+  if (config_.parallel.pipeline > 1)
+    throw NotSupported(
+        "a hand-over gives blocks of all layers, which are in several stages; use "
+        "pipeline_parallel_size=1");
   if (!can_hand_over()) return Executor::open_hand_over(options);
   if (mover_) throw InvalidArgument("hand-over is open already; make a new engine to change it");
   std::vector<const Worker*> workers;

@@ -31,7 +31,7 @@ namespace llmserve {
 // group: a DeviceError of several ranks is a RankFailure.
 class StepRunner final : public Executor {
  public:
-  // What the ranks exchange through, anew after each failure.
+  // What ranks exchange through, anew after each failure.
   using MakeGroup = std::function<std::unique_ptr<CommunicatorGroup>(int num_ranks)>;
   static std::unique_ptr<CommunicatorGroup> make_group(int num_ranks);
 
@@ -89,7 +89,7 @@ class StepRunner final : public Executor {
   class Draw;  // what rank 0 does with a step's outputs
 
   Worker& first() const { return *workers_[0]; }
-  // Several ranks get a group.
+  // The ranks of each stage get a group, and so do those of all stages with the same place in it.
   void meet();
   Flight& begin_flight();
   StepBatch& build(const StepPlan& plan, const BatchShape& shape);

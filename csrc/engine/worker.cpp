@@ -5,13 +5,11 @@
 #include <utility>
 
 #include "core/error.h"
-#include "engine/worker_plan.h"
 #include "io/checkpoint.h"
 #include "io/packed_cache.h"
 #include "kernels/device_steps.h"
 #include "layers/rank_cut.h"
 #include "models/config_reader.h"
-#include "models/layer_kinds.h"
 #include "models/model_loader.h"
 
 namespace llmserve {
@@ -52,9 +50,9 @@ Worker::Worker(const EngineConfig& config, const Checkpoint& checkpoint, int ran
   kv_places_.assign(model().kv_places().begin(), model().kv_places().end());
   check_internal(std::ranges::equal(model().cache_groups(), config_.cache.groups),
                  "the plan's cache groups are the model's");
-  cache_groups_ = rank_cache_groups(model().config(), tensor_rank(config_, rank_));
-  if (row_groups(cache_groups_).size() > 0 &&
-      cache_groups_.front().num_kv_heads < model().config().cache_groups.front().num_kv_heads)
+  cache_ = rank_cache(model().config(), tensor_rank(config_, rank_), layers_);
+  if (row_groups(cache_.groups).size() > 0 &&
+      cache_.groups.front().num_kv_heads < model().config().cache_groups.front().num_kv_heads)
     first_kv_head_ = HeadCut(tensor_rank(config_, rank_), model().config().num_heads,
                              model().config().num_kv_heads)
                          .first_kv_head;
@@ -84,7 +82,7 @@ void Worker::restore(MemoryPart part) {
     if (!loaded_) load_weights();
   } else if (!kv_storage_) {
     kv_storage_ = std::make_unique<KvStorage>(
-        cache_groups_, kv_places_,
+        cache_.groups, cache_.places,
         KvStorage::Shape{.num_blocks = config_.cache.num_blocks,
                          .block_size = config_.cache.block_size,
                          .dtype = config_.kv_cache_dtype,
@@ -95,6 +93,12 @@ void Worker::restore(MemoryPart part) {
 
 std::shared_ptr<const LoadedModel> Worker::load(const Checkpoint& checkpoint) {
   config_text_ = checkpoint.config_text();
+  if (config_.parallel.pipeline > 1) {
+    const ModelConfig model_config =
+        read_model_config(checkpoint.config(), config_.scheduler.max_model_len);
+    layers_ = split_layers(config_, checkpoint, model_config,
+                           *backend_)[static_cast<size_t>(stage_of(config_, rank_))];
+  }
   return shared_ ? shared_->get(rank_, [&] { return read(checkpoint); }) : read(checkpoint);
 }
 
@@ -111,7 +115,7 @@ std::shared_ptr<const LoadedModel> Worker::read(const Checkpoint& checkpoint) {
     deferred_.clear();  // of a load that failed
     const bool is_deferred = !shared_ && packs_later(config_, checkpoint);
     loaded->model = load_model(checkpoint, model_config, *backend_, format, nullptr,
-                               is_deferred ? &deferred_ : nullptr, rank);
+                               is_deferred ? &deferred_ : nullptr, rank, layers_);
     std::ranges::reverse(deferred_);  // in the order of their use
     loaded->warning = describe_unused(checkpoint, loaded->model->weights());
   } else {
@@ -120,10 +124,11 @@ std::shared_ptr<const LoadedModel> Worker::read(const Checkpoint& checkpoint) {
     };
     const PackedCache cache(config_.packed_cache.folder, config_.packed_cache.max_bytes);
     const PackedKey key =
-        packed_key(checkpoint, packed_variant(config_, *backend_, checkpoint, rank_));
+        packed_key(checkpoint, packed_variant(config_, *backend_, checkpoint, rank_, layers_));
     PackedWeights packed{.file = cache.find(key, run, loaded->warning)};
     if (packed.file) loaded->files.push_back(packed.file->file()->read_state());
-    loaded->model = load_model(checkpoint, model_config, *backend_, format, &packed, nullptr, rank);
+    loaded->model =
+        load_model(checkpoint, model_config, *backend_, format, &packed, nullptr, rank, layers_);
     if (!packed.is_from_file) cache.store(key, packed.tensors, run, loaded->warning);
   }
   for (const std::string& note : loaded->model->weights().notes)
@@ -168,6 +173,8 @@ void Worker::prepare(const StepBatch& batch) {
 
 void Worker::lay_out_layer_states(const ModelInput& input) {
   const int64_t num_layers = std::ssize(input.wanted_layers);
+  if (num_layers > 0 && !layers_.is_whole())
+    throw NotSupported("a step wants the states of layers that several stages have");
   if (num_layers > config_.max_wanted_layers)
     throw InvalidArgument(concat(
         "a step wants the states of ", num_layers,
@@ -179,7 +186,7 @@ void Worker::lay_out_layer_states(const ModelInput& input) {
 void Worker::run(const StepBatch& batch, StepSink& sink) {
   lay_out_layer_states(batch.input);
   const Arena::Scope scope(*arena_);
-  const ParallelGroups groups{.tp = *tensor_ranks_, .pp = alone_, .ep = alone_, .cp = alone_};
+  const ParallelGroups groups{.tp = *tensor_ranks_, .pp = *stages_, .ep = alone_, .cp = alone_};
   const bool is_counting = expert_loads_ && expert_loads_->is_counting();
   const ForwardContext context{.backend = *backend_,
                                .arena = *arena_,
@@ -191,6 +198,7 @@ void Worker::run(const StepBatch& batch, StepSink& sink) {
   if (batch.has_awaited) steps_->take_awaited(batch.input.token_ids, batch.awaited_rows);
   const Tensor hidden = model().forward(context);
   check_files();
+  if (!layers_.is_last()) return;
   if (rank_ == 0) sink.take_hidden(hidden);
   for (const PooledRows& pooled : batch.pooled_rows)
     compute_pooled_logits(context, hidden, pooled, sink);

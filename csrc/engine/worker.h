@@ -14,6 +14,7 @@
 #include "engine/expert_loads.h"
 #include "engine/kv_storage.h"
 #include "engine/loaded_model.h"
+#include "engine/worker_plan.h"
 #include "models/model.h"
 
 namespace llmserve {
@@ -46,17 +47,26 @@ class Worker {
          std::shared_ptr<Backend> backend = nullptr,
          std::shared_ptr<SharedModels> shared = nullptr);
 
-  // Before the first run() among several ranks: what it exchanges through, from now on.
-  void join(std::unique_ptr<Communicator> tensor_ranks) { tensor_ranks_ = std::move(tensor_ranks); }
+  // Before the first run() among several ranks: what it exchanges through, from now on, with the
+  // ranks of its stage, and with those of other stages that have its place there.
+  void join(std::unique_ptr<Communicator> tensor_ranks, std::unique_ptr<Communicator> stages) {
+    tensor_ranks_ = std::move(tensor_ranks);
+    stages_ = std::move(stages);
+  }
   // Ends what the ranks are exchanging. Any thread may call it while run() is under way.
-  void abort_exchanges() noexcept { tensor_ranks_->abort(); }
+  void abort_exchanges() noexcept {
+    tensor_ranks_->abort();
+    stages_->abort();
+  }
+  // Counts with another worker, of another stage.
+  void share_expert_loads(const Worker& other) { expert_loads_ = other.expert_loads_; }
 
   // Before run(): copies the batch's blocks, and has the pages at hand that the step writes to.
   void prepare(const StepBatch& batch);
-  // Runs the layers and computes the logits that are wanted. Among several ranks each has the
-  // hidden states and rank 0 the logits; the sink is called on rank 0 alone. It asks the device for
-  // the same work whenever two batches differ in numbers alone, so that a device may record it.
-  // Throws CorruptFile once a file that weights are read from in place was cut short.
+  // Runs the layers and computes the logits that are wanted. Among several ranks each of the last
+  // stage has the hidden states, and rank 0 the logits; the sink is called on rank 0 alone. It asks
+  // the device for the same work whenever two batches differ in numbers alone, so that a device may
+  // record it. Throws CorruptFile once a file that weights are read from in place was cut short.
   void run(const StepBatch& batch, StepSink& sink);
 
   // [L, T, E] f32 in the backend's memory: the states of the last run's input.wanted_layers, at
@@ -121,9 +131,10 @@ class Worker {
   std::string config_text_;                     // of the last load: what stands in for config.json
   std::unique_ptr<Arena> arena_;                // likewise
   std::unique_ptr<KvStorage> kv_storage_;       // null while the KV cache is
-  std::vector<CacheGroupSpec> cache_groups_;    // as this rank keeps them
-  int64_t first_kv_head_ = 0;
-  int64_t num_used_blocks_ = 0;  // of it: behind them none was ever written to
+  LayerRange layers_;                           // of its stage
+  RankCache cache_;                             // as this rank keeps it
+  int64_t first_kv_head_ = 0;                   // of those that it keeps
+  int64_t num_used_blocks_ = 0;                 // of it: behind them none was ever written to
   // Of the model as it was first loaded.
   int64_t vocab_size_ = 0;
   int64_t hidden_size_ = 0;
@@ -133,6 +144,7 @@ class Worker {
   DeviceSteps* const steps_;
   SingleCommunicator alone_;
   std::unique_ptr<Communicator> tensor_ranks_ = std::make_unique<SingleCommunicator>();
+  std::unique_ptr<Communicator> stages_ = std::make_unique<SingleCommunicator>();
   std::shared_ptr<ExpertLoads> expert_loads_;  // or null
   Buffer layer_state_buffer_;                  // of as many as the config allows
   Tensor layer_states_;

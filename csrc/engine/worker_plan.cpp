@@ -1,13 +1,103 @@
 #include "engine/worker_plan.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "core/error.h"
 #include "engine/batch_builder.h"
 #include "io/quantization_files.h"
+#include "models/layer_kinds.h"
 #include "models/model_loader.h"
 
 namespace llmserve {
+namespace {
+
+// Bytes of a layer's weights that a decoded token reads.
+int64_t bytes_read(const WeightReport& weights) {
+  const auto group = [&](WeightGroup kind) {
+    return weights.group_bytes[static_cast<size_t>(kind)];
+  };
+  const int64_t experts = group(WeightGroup::kExperts);
+  return group(WeightGroup::kAttention) + group(WeightGroup::kMlp) + group(WeightGroup::kNorm) +
+         (experts == 0 ? 0 : experts * weights.experts_per_token / weights.num_experts);
+}
+
+// Cuts [costs] into runs of one or more, of which the largest costs least: best[k][n] is that of
+// the first n in k + 1 runs.
+std::vector<size_t> cut_evenly(const std::vector<int64_t>& costs, size_t num_runs) {
+  const size_t count = costs.size();
+  std::vector<int64_t> sums(count + 1, 0);
+  for (size_t i = 0; i < count; ++i) sums[i + 1] = sums[i] + costs[i];
+  std::vector<std::vector<int64_t>> best(num_runs, sums);
+  std::vector<std::vector<size_t>> cuts(num_runs, std::vector<size_t>(count + 1, 0));
+  for (size_t k = 1; k < num_runs; ++k) {
+    for (size_t n = k + 1; n <= count; ++n) {
+      best[k][n] = std::numeric_limits<int64_t>::max();
+      for (size_t cut = k; cut < n; ++cut) {
+        const int64_t cost = std::max(best[k - 1][cut], sums[n] - sums[cut]);
+        if (cost < best[k][n]) {
+          best[k][n] = cost;
+          cuts[k][n] = cut;
+        }
+      }
+    }
+  }
+  std::vector<size_t> ends(num_runs, count);
+  for (size_t k = num_runs - 1; k > 0; --k) ends[k - 1] = cuts[k][ends[k]];
+  return ends;
+}
+
+}  // namespace
+
+std::vector<LayerRange> split_layers(const EngineConfig& config, const Checkpoint& checkpoint,
+                                     const ModelConfig& model, Backend& backend) {
+  const int64_t num_stages = config.parallel.pipeline;
+  if (num_stages == 1) return {LayerRange()};
+  if (num_stages > model.num_layers)
+    throw InvalidArgument(concat("pipeline_parallel_size=", num_stages, ": the model has ",
+                                 model.num_layers, " layers, and each stage one or more"));
+  const auto plan = [&](int64_t begin, int64_t end) {
+    return plan_model(checkpoint, model, backend,
+                      {.format = resolve_weight_format(config.dtype, config.quantization),
+                       .layers = {begin, end}})
+        .weights;
+  };
+  std::vector<int64_t> costs;
+  for (int64_t i = 0; i < model.num_layers; ++i) costs.push_back(bytes_read(plan(i, i + 1)));
+  const WeightReport behind = plan(model.num_layers, LayerRange::kLast);
+  costs.back() += behind.group_bytes[static_cast<size_t>(WeightGroup::kLmHead)];
+  std::vector<LayerRange> stages;
+  int64_t begin = 0;
+  for (const size_t end : cut_evenly(costs, static_cast<size_t>(num_stages))) {
+    stages.push_back({begin, static_cast<int64_t>(end)});
+    begin = static_cast<int64_t>(end);
+  }
+  stages.back().end = LayerRange::kLast;
+  return stages;
+}
+
+CacheGroupSpec RankCache::lanes() const {
+  CacheGroupSpec rows = groups.front();
+  rows.num_layers = num_lanes(groups);
+  return rows;
+}
+
+RankCache rank_cache(const ModelConfig& model, const TensorRank& rank, const LayerRange& layers) {
+  RankCache cache{.groups = rank_cache_groups(model, rank), .places = model.kv_places};
+  if (layers.is_whole()) return cache;
+  for (CacheGroupSpec& group : cache.groups) group.num_layers = 0;
+  for (int64_t i = 0; i < model.num_layers; ++i) {
+    KvPlace& place = cache.places[static_cast<size_t>(i)];
+    if (i < layers.begin || i >= layers.end) {
+      place = KvPlace();
+      continue;
+    }
+    if (place.group >= 0) place.lane = cache.groups[static_cast<size_t>(place.group)].num_layers++;
+    if (place.state_group >= 0)
+      place.state_lane = cache.groups[static_cast<size_t>(place.state_group)].num_layers++;
+  }
+  return cache;
+}
 
 TensorRank tensor_rank(const EngineConfig& config, int rank) {
   return {.rank = rank % config.parallel.tensor,
@@ -64,7 +154,7 @@ void check_kv_rows(DType dtype, const CacheGroupSpec& rows) {
 }
 
 std::string packed_variant(const EngineConfig& config, const Backend& backend,
-                           const Checkpoint& checkpoint, int rank) {
+                           const Checkpoint& checkpoint, int rank, const LayerRange& layers) {
   constexpr size_t kShown = 16;  // digits of the digest
   const auto& quantization = checkpoint.quantization();
   return concat(
@@ -73,8 +163,9 @@ std::string packed_variant(const EngineConfig& config, const Backend& backend,
       backend.packed_layout(),
       config.parallel.tensor == 1
           ? ""
-          : concat(", rank ", rank, " of ", config.parallel.tensor,
-                   config.parallel.has_whole_experts ? ", experts whole" : ""));
+          : concat(", rank ", tensor_rank(config, rank).rank, " of ", config.parallel.tensor,
+                   config.parallel.has_whole_experts ? ", experts whole" : ""),
+      layers.is_whole() ? "" : concat(", layers ", layers.begin, " to ", layers.end));
 }
 
 }  // namespace llmserve

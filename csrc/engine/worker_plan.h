@@ -4,11 +4,15 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "api/engine_config.h"
+#include "io/checkpoint.h"
 #include "kernels/backend.h"
+#include "layers/kv_place.h"
 #include "layers/rank_cut.h"
 #include "layers/weight_report.h"
+#include "models/layer_range.h"
 #include "models/model_config.h"
 
 namespace llmserve {
@@ -18,8 +22,27 @@ namespace llmserve {
 // are 39 MB).
 inline constexpr int64_t kMaxLogitRowsAtOnce = 64;
 
-// The place of a worker, rank `rank` of config.parallel.num_ranks().
+// The place of a worker, rank `rank` of config.parallel.num_ranks(), among the ranks of its stage.
 TensorRank tensor_rank(const EngineConfig& config, int rank);
+// Its stage of the pipeline: that of the first ranks is the last, so that rank 0 has the logits.
+inline int stage_of(const EngineConfig& config, int rank) {
+  return config.parallel.pipeline - 1 - rank / config.parallel.tensor;
+}
+// The layers of each stage of config.parallel.pipeline, which differ as little as can be in the
+// bytes of weights that a decoded token reads: of a layer of experts those that it is given, of the
+// last stage the head, too. Throws InvalidArgument where there are fewer layers than stages.
+std::vector<LayerRange> split_layers(const EngineConfig& config, const Checkpoint& checkpoint,
+                                     const ModelConfig& model, Backend& backend);
+// What a rank keeps of the KV cache: the groups with its KV heads and the layers of its stage, and
+// a place for each layer of the model, of which others' are none.
+struct RankCache {
+  std::vector<CacheGroupSpec> groups;
+  std::vector<KvPlace> places;
+
+  // A group of rows with as many layers as a block has room for.
+  CacheGroupSpec lanes() const;
+};
+RankCache rank_cache(const ModelConfig& model, const TensorRank& rank, const LayerRange& layers);
 // Threads of a worker: the ranks of all replicas have about equal shares of config.num_threads, at
 // least one each. `first` counts those of the ranks before it.
 struct ThreadShare {
@@ -43,6 +66,6 @@ void check_kv_rows(DType dtype, const CacheGroupSpec& rows);
 
 // What packed weights of a rank depend on beside the checkpoint; PackedKey.
 std::string packed_variant(const EngineConfig& config, const Backend& backend,
-                           const Checkpoint& checkpoint, int rank);
+                           const Checkpoint& checkpoint, int rank, const LayerRange& layers);
 
 }  // namespace llmserve

@@ -22,10 +22,21 @@ std::optional<Norm> layer_norm(WeightLoader& weights, const ModelConfig& config,
   return Norm(weights, layer_prefix(config, layer_idx) + name, config.hidden_size, config.norm);
 }
 
-std::vector<DecoderLayer> make_layers(WeightLoader& weights, const ModelConfig& config) {
+std::vector<DecoderLayer> make_layers(WeightLoader& weights, const ModelConfig& config,
+                                      const LayerRange& range) {
   std::vector<DecoderLayer> layers;
-  for (int64_t i = 0; i < config.num_layers; ++i) layers.emplace_back(weights, config, i);
+  for (int64_t i = range.begin; i < range.end_of(config.num_layers); ++i)
+    layers.emplace_back(weights, config, i);
   return layers;
+}
+
+std::optional<Embedding> make_embedding(WeightLoader& weights, const ModelConfig& config) {
+  return Embedding(weights, config.names.embedding, config.vocab_size, config.hidden_size,
+                   config.embedding_scale);
+}
+
+std::optional<LmHead> make_head(WeightLoader& weights, const ModelConfig& config) {
+  return LmHead(weights, head_name(weights, config), lm_head_spec(config));
 }
 
 }  // namespace
@@ -93,16 +104,19 @@ int64_t DecoderLayer::workspace_bytes(int64_t num_tokens) const {
                   branch(mlp_post_norm_, feed_forward_->workspace_bytes(num_tokens)));
 }
 
-Decoder::Decoder(const ModelConfig& config, WeightLoader& weights)
+Decoder::Decoder(const ModelConfig& config, WeightLoader& weights, const LayerRange& range)
     : Model(config),
-      embedding_(weights, config.names.embedding, config.vocab_size, config.hidden_size,
-                 config.embedding_scale),
-      positions_(position_embedding(weights, config)),
-      layers_(make_layers(weights, config)),
-      final_norm_(weights, config.names.final_norm, config.hidden_size, config.norm),
-      lm_head_(weights, head_name(weights, config), lm_head_spec(config)),
+      range_(range),
+      embedding_(range.is_first() ? make_embedding(weights, config) : std::nullopt),
+      positions_(range.is_first() ? position_embedding(weights, config) : std::nullopt),
+      layers_(make_layers(weights, config, range)),
+      final_norm_(range.is_last() ? std::optional(Norm(weights, config.names.final_norm,
+                                                       config.hidden_size, config.norm))
+                                  : std::nullopt),
+      lm_head_(range.is_last() ? make_head(weights, config) : std::nullopt),
       rotaries_(make_rotaries(config)) {
   WeightReport report = weights.report();
+  if (!range.is_whole()) report.unused_tensors.clear();
   std::erase_if(report.unused_tensors,
                 [&](const std::string& name) { return is_skipped_tensor(config, name); });
   set_weights(std::move(report));
@@ -121,28 +135,38 @@ void Decoder::keep_wanted(const ForwardContext& context, int64_t layer_idx,
 }
 
 Tensor Decoder::forward(const ForwardContext& context) const {
-  check_groups(context.groups);
+  Communicator& stages = context.groups.pp;
+  if (range_.is_whole()) check_groups(context.groups);
+  check_internal(range_.is_whole() || stages.world_size() > 1, "a stage has others");
   check_plain(context.input);
-  check_internal(context.kv_caches.size() == layers_.size(), "one KV cache a layer");
+  check_internal(std::ssize(context.kv_caches) == config().num_layers, "one KV cache a layer");
   const Tensor hidden =
       context.arena.allocate(DType::kF32, {context.input.num_tokens(), config().hidden_size});
   const Arena::Scope scope(context.arena);
-  embedding_.forward(context, hidden);
+  if (embedding_) embedding_->forward(context, hidden);
   if (positions_) positions_->add_to(context, hidden);
   const RotaryTableSet tables = make_tables(rotaries_, context);
-  for (size_t i = 0; i < layers_.size(); ++i) {
-    keep_wanted(context, static_cast<int64_t>(i), hidden);
-    layers_[i].forward(context, layer_tables(tables, config(), i), context.kv_caches[i], hidden);
+  if (!embedding_) stages.recv(hidden, stages.rank() - 1);
+  size_t layer_idx = static_cast<size_t>(range_.begin);
+  for (const DecoderLayer& layer : layers_) {
+    keep_wanted(context, static_cast<int64_t>(layer_idx), hidden);
+    layer.forward(context, layer_tables(tables, config(), layer_idx), context.kv_caches[layer_idx],
+                  hidden);
+    ++layer_idx;
   }
-  keep_wanted(context, std::ssize(layers_), hidden);
-  final_norm_.forward(context, hidden, hidden);
-  keep_wanted(context, std::ssize(layers_) + 1, hidden);
+  if (!final_norm_) {
+    stages.send(hidden, stages.rank() + 1);
+    return hidden;
+  }
+  keep_wanted(context, config().num_layers, hidden);
+  final_norm_->forward(context, hidden, hidden);
+  keep_wanted(context, config().num_layers + 1, hidden);
   return hidden;
 }
 
 Tensor Decoder::compute_logits(const ForwardContext& context, const ConstTensor& hidden,
                                std::span<const int32_t> rows) const {
-  return lm_head_.forward(context, hidden, rows);
+  return lm_head_->forward(context, hidden, rows);
 }
 
 int64_t Decoder::workspace_bytes(int64_t max_tokens, int64_t max_logit_rows) const {
@@ -154,11 +178,12 @@ int64_t Decoder::workspace_bytes(int64_t max_tokens, int64_t max_logit_rows) con
     layer_bytes =
         std::max(layer_bytes, positions_->workspace_bytes(max_tokens, config().hidden_size));
   return Arena::footprint_bytes(DType::kF32, {max_tokens, config().hidden_size}) +
-         std::max(layer_bytes, lm_head_.workspace_bytes(max_logit_rows));
+         std::max(layer_bytes, lm_head_ ? lm_head_->workspace_bytes(max_logit_rows) : 0);
 }
 
-std::unique_ptr<Model> build_decoder(const ModelConfig& config, WeightLoader& weights) {
-  return std::make_unique<Decoder>(config, weights);
+std::unique_ptr<Model> build_decoder(const ModelConfig& config, WeightLoader& weights,
+                                     const LayerRange& range) {
+  return std::make_unique<Decoder>(config, weights, range);
 }
 
 }  // namespace llmserve

@@ -14,6 +14,7 @@
 #include "layers/lm_head.h"
 #include "layers/norm.h"
 #include "layers/rotary.h"
+#include "models/layer_range.h"
 #include "models/model.h"
 
 namespace llmserve {
@@ -52,14 +53,20 @@ class DecoderLayer {
   std::optional<Norm> mlp_post_norm_;
 };
 
+// Of a stage of a pipeline, its layers alone. It gets the hidden states of the stage before from
+// context.groups.pp, whose ranks are the stages, and sends its own to the next. forward() of a
+// stage that is not the last returns what it has sent.
 class Decoder final : public Model {
  public:
-  Decoder(const ModelConfig& config, WeightLoader& weights);
+  // Its report names no tensor as unused where other stages may use it.
+  Decoder(const ModelConfig& config, WeightLoader& weights, const LayerRange& range = {});
 
   Tensor forward(const ForwardContext& context) const override;
+  // Of the first stage.
   void embed(const ForwardContext& context, const Tensor& out) const override {
-    embedding_.forward(context, out);
+    embedding_->forward(context, out);
   }
+  // Of the last stage.
   Tensor compute_logits(const ForwardContext& context, const ConstTensor& hidden,
                         std::span<const int32_t> rows) const override;
   int64_t workspace_bytes(int64_t max_tokens, int64_t max_logit_rows) const override;
@@ -70,14 +77,16 @@ class Decoder final : public Model {
   void keep_wanted(const ForwardContext& context, int64_t layer_idx, const Tensor& hidden) const;
 
   // The members that own weights stand in the order that these are loaded in.
-  Embedding embedding_;
+  const LayerRange range_;
+  std::optional<Embedding> embedding_;  // of the first stage, like the positions
   std::optional<PositionEmbedding> positions_;
   std::vector<DecoderLayer> layers_;
-  Norm final_norm_;
-  LmHead lm_head_;
+  std::optional<Norm> final_norm_;  // of the last stage, like the head
+  std::optional<LmHead> lm_head_;
   std::vector<Rotary> rotaries_;  // [config.ropes]
 };
 
-std::unique_ptr<Model> build_decoder(const ModelConfig& config, WeightLoader& weights);
+std::unique_ptr<Model> build_decoder(const ModelConfig& config, WeightLoader& weights,
+                                     const LayerRange& range = {});
 
 }  // namespace llmserve

@@ -33,12 +33,16 @@ DType resolve_dtype(std::string_view requested, const Checkpoint& checkpoint) {
 std::unique_ptr<Model> load_model(const Checkpoint& checkpoint, const ModelConfig& config,
                                   Backend& backend, const WeightFormat& format,
                                   PackedWeights* packed, std::vector<DeferredWeight>* deferred,
-                                  const TensorRank& rank) {
+                                  const TensorRank& rank, const LayerRange& layers) {
   WeightLoader weights(checkpoint, backend, format,
                        {.load = true, .packed = packed, .deferred = deferred}, rank);
-  std::unique_ptr<Model> model = build_decoder(config, weights);
+  std::unique_ptr<Model> model = build_decoder(config, weights, layers);
   for (const auto& file : checkpoint.files()) file->read_state()->check();
-  check_all_used(checkpoint, model->weights());
+  if (layers.is_whole()) {
+    check_all_used(checkpoint, model->weights());
+  } else {  // what a stage does not use another one may
+    check_all_used(checkpoint, plan_model(checkpoint, config, backend, {.format = format}).weights);
+  }
   return model;
 }
 
@@ -85,7 +89,7 @@ ModelPlan plan_model(const Checkpoint& checkpoint, const ModelConfig& config, Ba
                                  options.max_tokens, " and ", options.max_logit_rows));
   WeightLoader weights(checkpoint, backend, options.format, {.packed = options.packed},
                        options.rank);
-  const std::unique_ptr<Model> model = build_decoder(config, weights);
+  const std::unique_ptr<Model> model = build_decoder(config, weights, options.layers);
   return {.weights = model->weights(),
           .kv_bytes_per_token = model->kv_bytes_per_token(options.kv_cache_dtype),
           .workspace_bytes = model->workspace_bytes(options.max_tokens, options.max_logit_rows)};

@@ -9,6 +9,7 @@
 #include "io/checkpoint.h"
 #include "kernels/backend.h"
 #include "layers/weight_loader.h"
+#include "models/layer_range.h"
 #include "models/model.h"
 
 namespace llmserve {
@@ -24,12 +25,12 @@ DType resolve_dtype(std::string_view requested, const Checkpoint& checkpoint);
 // check_all_used() throws.
 // `packed`: where linear weights come from as far as it has them, and are noted in any case.
 // `deferred`: takes those that are to be packed later, which run already.
-// `rank`: whose share of the weights it is.
+// `rank`: whose share of the weights it is. `layers`: of the stage that it is a rank of.
 std::unique_ptr<Model> load_model(const Checkpoint& checkpoint, const ModelConfig& config,
                                   Backend& backend, const WeightFormat& format,
                                   PackedWeights* packed = nullptr,
                                   std::vector<DeferredWeight>* deferred = nullptr,
-                                  const TensorRank& rank = {});
+                                  const TensorRank& rank = {}, const LayerRange& layers = {});
 
 // Which tensors no layer uses; empty: all are used, or named by models/skipped_tensors.cpp.
 std::string describe_unused(const Checkpoint& checkpoint, const WeightReport& weights);
@@ -58,6 +59,7 @@ struct ModelPlanOptions {
   int64_t max_logit_rows = 256;     // a step
   PackedWeights* packed = nullptr;  // as load_model takes it
   TensorRank rank;
+  LayerRange layers;
 };
 ModelPlan plan_model(const Checkpoint& checkpoint, const ModelConfig& config, Backend& backend,
                      const ModelPlanOptions& options);

@@ -56,8 +56,14 @@ class FaultyCommunicator final : public Communicator {
     inner_->all_to_all(x, out, send_counts, receive_counts);
   }
   void broadcast(const Tensor& data, int root) override { inner_->broadcast(data, root); }
-  void send(const ConstTensor& x, int to) override { inner_->send(x, to); }
-  void recv(const Tensor& out, int from) override { inner_->recv(out, from); }
+  void send(const ConstTensor& x, int to) override {
+    if (rank_ == script_->options.rank && script_->is_time()) fail();
+    inner_->send(x, to);
+  }
+  void recv(const Tensor& out, int from) override {
+    if (rank_ == script_->options.rank && script_->is_time()) fail();
+    inner_->recv(out, from);
+  }
   void wait() override { inner_->wait(); }
   void barrier() override { inner_->barrier(); }
   void check() override { inner_->check(); }

@@ -164,7 +164,7 @@ def test_what_changes_nothing_is_taken_with_one_warning(caplog: pytest.LogCaptur
         ("x --reasoning-budget 64", "send thinking_token_budget in each request's body"),
         ("x --speculative-algorithm EAGLE", "--speculative-algorithm EAGLE"),
         ("x -ctk q4_1", "--cache-type-k q4_1 is not supported; it may be f32, f16"),
-        ("x -pp 2", "pipeline_parallel_size=2 is not supported"),
+        ("x -dcp 2", "decode_context_parallel_size=2 is not supported"),
     ],
 )
 def test_what_is_not_here_is_refused_by_its_name(line: str, message: str) -> None:

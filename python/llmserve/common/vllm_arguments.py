@@ -18,14 +18,9 @@ _BY_REASON: Mapping[str, Mapping[str, Sequence[object]]] = {
     "": {
         **dict.fromkeys(("spec_method", "spec_model", "spec_tokens"), _NONE),
     },
-    "ranks share each layer, its heads and their keys; use tensor_parallel_size": {
-        **dict.fromkeys(
-            (
-                *("pipeline_parallel_size", "decode_context_parallel_size"),
-                "prefill_context_parallel_size",
-            ),
-            _ONE,
-        ),
+    "the keys of a sequence lie on one rank for each of its KV heads; tensor_parallel_size cuts "
+    "them by heads, pipeline_parallel_size by layers": {
+        **dict.fromkeys(("decode_context_parallel_size", "prefill_context_parallel_size"), _ONE),
     },
     "nothing of a checkpoint is ever executed": {
         "trust_remote_code": (False,),

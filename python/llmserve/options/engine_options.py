@@ -242,7 +242,17 @@ class EngineOptions:
         "max_num_batched_tokens and the size of the KV cache are of each. See "
         "[ranks.md](ranks.md)",
     )
-    pipeline_parallel_size: int = not_here(1)
+    pipeline_parallel_size: int = engine_option(
+        1,
+        _WEIGHTS,
+        "stages, each of some layers with threads and memory of its own; the tokens are the same",
+        commands="run serve plan bench",
+        minimum=1,
+        maximum=64,
+        more="CPU only. Layers are split by the bytes that a token reads of them. A step passes "
+        "through one stage after another. With tensor_parallel_size each has as many ranks. See "
+        "[ranks.md](ranks.md#stages)",
+    )
     enforce_eager: bool = engine_option(
         False, _STEPS, "CUDA: decode steps are not recorded as graphs"
     )

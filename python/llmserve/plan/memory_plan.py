@@ -69,12 +69,16 @@ class DraftPlan:
 
 @dataclass(frozen=True, slots=True)
 class RankPlan:
-    """What one of several ranks takes of the whole, in bytes, and its threads."""
+    """What one of several ranks takes of the whole, in bytes, and its threads.
+
+    layers: the first of its stage, and the one behind the last; None without stages. The first
+    ranks are those of the last stage."""
 
     num_threads: int
     weight_bytes: int
     workspace_bytes: int
     kv_cache_bytes: int
+    layers: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,18 +291,17 @@ def _draft(core: _core.MemoryPlan) -> DraftPlan:
 
 
 def _ranks(core: _core.MemoryPlan) -> tuple[RankPlan, ...]:
-    """Of several, within a replica; their parts of the KV cache go by the KV heads that they
-    keep."""
+    """Of several, within a replica."""
     if len(core.ranks) == 1:
         return ()
-    num_heads = sum(rank.num_kv_heads for rank in core.ranks)
+    has_stages = core.config.parallel.pipeline_parallel_size > 1
     return tuple(
         RankPlan(
             rank.num_threads,
             rank.weight_bytes,
             rank.workspace_bytes,
-            core.pool.num_bytes * rank.num_kv_heads // num_heads
-            + core.state_bytes // (len(core.ranks) * core.config.parallel.data_parallel_size),
+            rank.kv_cache_bytes,
+            (rank.first_layer, rank.first_layer + rank.num_layers) if has_stages else None,
         )
         for rank in core.ranks
     )
@@ -310,6 +313,7 @@ def _describe_rank(idx: int, rank: RankPlan) -> str:
         f"  {f'rank {idx}':<12} {human_bytes(rank.weight_bytes)} of weights, "
         f"{human_bytes(rank.workspace_bytes)} of workspace, "
         f"{human_bytes(rank.kv_cache_bytes)} of KV cache, {threads}"
+        + (f", layers {rank.layers[0]} to {rank.layers[1] - 1}" if rank.layers else "")
     )
 
 

@@ -333,7 +333,7 @@ BAD_SETTINGS = [
         InvalidArgument,
         "LLM has no argument 'max_modellen'; did you mean 'max_model_len'",
     ),
-    ({"pipeline_parallel_size": 2}, NotSupported, "LLM: pipeline_parallel_size=2 is not supported"),
+    ({"nnodes": 2}, NotSupported, "LLM: nnodes=2 is not supported"),
     (
         {"quantization": "int3"},
         NotSupported,
