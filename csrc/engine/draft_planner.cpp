@@ -156,7 +156,7 @@ PlannedDraft plan_draft(const ConfigRequest& request, const Checkpoint& target_c
   if (!speculation.is_on()) return plan;
   const DrafterKind& kind = find_drafter(speculation.method);
   if (!kind.has_weights()) return plan;
-  if (config.device == "cuda" && speculation.has_trees())
+  if (config.device != "cpu" && config.device != "ref" && speculation.has_trees())
     throw NotSupported(
         "speculative_config: speculative_eagle_topk and speculative_token_tree run on a CPU; use "
         "device='cpu', or leave them out");

@@ -114,7 +114,7 @@ def package(tmp_path_factory):
         ("test_experts_op.py", "cuda-auto"),
         ("../cuda/test_few_rows.py", ""),
         ("../cuda/test_quantized_on_device.py", "not 4096"),
-        ("../cuda/test_speculation.py", ""),
+        ("../cuda/test_cuda_speculation.py", ""),
     ],
 )
 def test_the_parity_tests_pass_on_emulated_kernels(package, files, selection):
