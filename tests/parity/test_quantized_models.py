@@ -65,8 +65,8 @@ def _rms(x: np.ndarray) -> float:
 # Experts are no layers of torch's that could be rounded, and latent attention has its projections
 # turned before they are. Their products have tests of their own, by op and against ref.
 OTHERWISE = {family for family in FAMILIES if "moe" in family} | {
-    *("deepseek_v2", "deepseek_v3", "dots1", "glm4_moe_lite", "gpt_oss", "minicpm3", "minimax_m2"),
-    *("mistral4", "mixtral", "olmoe", "youtu"),
+    *("deepseek_v2", "deepseek_v3", "dots1", "flex_olmo", "glm4_moe_lite", "gpt_oss", "hy_v3"),
+    *("minicpm3", "minimax_m2", "mistral4", "mixtral", "olmoe", "solar_open", "youtu"),
 }
 DENSE = [family for family in FAMILIES if family not in OTHERWISE]
 
