@@ -5,7 +5,6 @@ import dataclasses
 import os
 from typing import Any
 
-from llmserve.checkpoint.model_files import demo_draft_path
 from llmserve.cli.command_parser import CommandParser, take_llm_arguments
 from llmserve.errors import InvalidArgument
 from llmserve.llm import LLM
@@ -87,8 +86,7 @@ def _take_draft(options: argparse.Namespace) -> None:
     if draft in ("ngram", "suffix"):
         options.speculative_config = {"method": draft}
     else:
-        model = str(demo_draft_path()) if draft == "demo" else draft
-        options.speculative_config = {"model": model}
+        options.speculative_config = {"model": draft}
     options.draft = None
 
 

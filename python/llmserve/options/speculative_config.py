@@ -26,14 +26,14 @@ _METHODS = dict(_core.supported_drafters())
 _SAME_METHOD = {
     "[ngram]": "ngram",
     "ngram_gpu": "ngram",
-    **dict.fromkeys(("deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp"), "mtp"),
+    **dict.fromkeys(("deepseek_mtp", "ernie_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp"), "mtp"),
 }
 _NO_DRAFT = "no draft of that kind is run"
 _NO_LAYERS = "the layers of that model that draft are not run"
 _NOT_HERE = {
     **dict.fromkeys(("dflash", "dspark", "mlp_speculator", "pard", "peagle"), _NO_DRAFT),
     **dict.fromkeys(("custom_class", "extract_hidden_states", "hydra", "lookahead"), _NO_DRAFT),
-    **dict.fromkeys(("mimo_mtp", "ernie_mtp", "exaone_moe_mtp", "qwen3_next_mtp"), _NO_LAYERS),
+    **dict.fromkeys(("mimo_mtp", "exaone_moe_mtp", "qwen3_next_mtp"), _NO_LAYERS),
     **dict.fromkeys(("qwen3_5_mtp", "longcat_flash_mtp", "step3p5_mtp"), _NO_LAYERS),
 }
 _DEFAULT_TOKENS = {
@@ -224,7 +224,7 @@ def is_exact(value: Mapping[str, object] | None) -> bool:
 
 def with_model_found(value: object, download_dir: object) -> object:
     """The mapping with its model's folder in the place of a Hub id, as `find_checkpoint` finds it,
-    and with the method that the folder is for.
+    and with the method that the folder is for. `demo` is the demo model's draft.
     What is wrong with it is told by `speculation_config`."""
     if not isinstance(value, Mapping) or not value:
         return value
@@ -233,9 +233,10 @@ def with_model_found(value: object, download_dir: object) -> object:
         return value
     # No table of options needs them.
     from llmserve.checkpoint.draft_folders import read_draft_folder
-    from llmserve.checkpoint.model_files import find_checkpoint
+    from llmserve.checkpoint.model_files import demo_draft_path, find_checkpoint
 
-    path = find_checkpoint(config.model, value.get("revision"), download_dir)
+    model = demo_draft_path() if config.model == "demo" else config.model
+    path = find_checkpoint(model, value.get("revision"), download_dir)
     folder = read_draft_folder(Path(path))
     if value.get("method") is not None and folder.method != config.method:
         raise InvalidArgument(

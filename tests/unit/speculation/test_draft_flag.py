@@ -26,8 +26,9 @@ def test_the_demos_draft_says_the_same_sooner(capsys: pytest.CaptureFixture[str]
     assert drafted == plain
     assert " guesses right" in figures
     assert generate(capsys, "--draft", "ngram")[0] == plain
-    config = '{"method": "suffix", "num_speculative_tokens": 3}'
-    assert generate(capsys, "--speculative-config", config)[0] == plain
+    trees = '{"model": "demo", "speculative_eagle_topk": 2, "speculative_num_draft_tokens": 6}'
+    for config in ('{"method": "suffix", "num_speculative_tokens": 3}', trees):
+        assert generate(capsys, "--speculative-config", config)[0] == plain
 
 
 def test_a_draft_is_given_once(capsys: pytest.CaptureFixture[str]) -> None:

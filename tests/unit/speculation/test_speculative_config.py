@@ -29,7 +29,7 @@ def test_defaults_are_those_of_the_field() -> None:
         read(model="x", speculative_token_tree="[(0,), (1,), (0, 0)]").num_speculative_tokens == 2
     )
     assert read(model="x", speculative_token_tree=[(0,), (1,)]).num_speculative_tokens == 1
-    for name in ("mtp", "deepseek_mtp", "glm4_moe_mtp"):
+    for name in ("mtp", "deepseek_mtp", "ernie_mtp", "glm4_moe_mtp"):
         assert read(method=name).method == "mtp"
 
 
