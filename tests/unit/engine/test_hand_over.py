@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from hand_over import KEY, ONE, PROMPT, SAMPLED, hand_over, make_llm, open_both, run, words
-from llmserve import LLM
-from llmserve.errors import InvalidArgument
+from llmserve import LLM, SamplingParams
+from llmserve.errors import InvalidArgument, NotSupported
 
 DEADLINE_S = 30.0
 
@@ -320,6 +320,14 @@ def test_what_cannot_be_opened_is_told(
     llm.open_hand_over(KEY)  # and nothing is open yet
     with pytest.raises(InvalidArgument, match="open already"):
         llm.open_hand_over(KEY)
+
+
+@pytest.mark.parametrize("option", ["pipeline_parallel_size", "data_parallel_size"])
+def test_engines_of_stages_or_replicas_hand_nothing_over(made: ExitStack, option: str) -> None:
+    llm = made.enter_context(make_llm(**{option: 2}))
+    with pytest.raises(NotSupported, match=option):
+        llm.open_hand_over(KEY)
+    assert llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2), use_tqdm=False)
 
 
 def test_what_is_more_than_one_sequence_is_refused(made: ExitStack) -> None:
