@@ -30,6 +30,7 @@ _MAX_GROWTH = 2**10
 _MAX_POST_PROCESSOR = 2**16
 
 _CHARSMAP = re.compile(rb'"precompiled_charsmap"\s*:\s*"([A-Za-z0-9+/=]*)"')
+_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"[^"]')
 _ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
 
 
@@ -37,6 +38,8 @@ def check_json(data: bytes, path: Path) -> None:
     """A tokenizer.json, before the library has it. Raises CorruptFile."""
     if data.count(b",") > MAX_VALUES:
         raise CorruptFile(f"{path}: more than {MAX_VALUES} values; a tokenizer has fewer")
+    if b'"merges"' in data and (_PREFIX.search(data) or _ESCAPED_LETTER.search(data)):
+        _check_merges(parse_json_object(data, path, MAX_VALUES).get("model"), path)
     maps = [found[1].decode("ascii") for found in _CHARSMAP.finditer(data)]
     if len(maps) != data.count(b"charsmap") or _ESCAPED_LETTER.search(data):
         # Spelled in another way: parsing takes long, but what the library sees is seen.
@@ -47,6 +50,28 @@ def check_json(data: bytes, path: Path) -> None:
         except (binascii.Error, ValueError) as error:
             raise CorruptFile(f"{path}: precompiled_charsmap: not base64: {error}") from error
         check_charsmap(decoded, f"{path}: precompiled_charsmap")
+
+
+def _check_merges(model: Any, path: Path) -> None:
+    """The library cuts the prefix off the second token of a pair by its bytes, and ends the process
+    where that cuts a character."""
+    prefix = model.get("continuing_subword_prefix") if isinstance(model, dict) else None
+    merges = model.get("merges") if isinstance(model, dict) else None
+    if not isinstance(prefix, str) or not prefix or not isinstance(merges, list):
+        return
+    for merge in merges:
+        pair = merge.split(" ") if isinstance(merge, str) else merge
+        second = pair[-1] if isinstance(pair, list) and pair else None
+        rest = _utf8(second)[len(_utf8(prefix)) :] if isinstance(second, str) else b""
+        if rest and rest[0] & 0xC0 == 0x80:
+            raise CorruptFile(
+                f"{path}: continuing_subword_prefix {prefix[:64]!r} cuts a character of the merge "
+                f"{str(merge)[:64]!r}"
+            )
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "replace")  # JSON may have half a character, which nobody reads
 
 
 def _charsmaps(value: Any) -> Iterator[str]:

@@ -97,6 +97,20 @@ def test_panic_of_the_library_is_a_corrupt_file(tmp_path: Path) -> None:
     assert "not a tokenizer" in refusal(save(tmp_path, document))
 
 
+@pytest.mark.parametrize("merge", [["▁", "▁"], "▁ ▁"])
+@pytest.mark.parametrize("name", ["continuing_subword_prefix", "\\u0063ontinuing_subword_prefix"])
+def test_prefix_that_cuts_a_character_is_refused_before_the_library_ends_the_process(
+    tmp_path: Path, merge: object, name: str
+) -> None:
+    document = parsed(byte_level())
+    document["model"]["vocab"] = {"▁": 0, "a": 1, "▁▁": 2}
+    document["model"] |= {"merges": [merge], "continuing_subword_prefix": "a"}
+    save(tmp_path, document)
+    file = tmp_path / "tokenizer.json"
+    file.write_text(file.read_text().replace('"continuing_subword_prefix"', f'"{name}"'))
+    assert "cuts a character of the merge" in refusal(tmp_path)
+
+
 def test_words_without_an_unknown_token_are_refused(tmp_path: Path) -> None:
     document = parsed(word_piece())
     document["model"]["unk_token"] = "[NONE]"
