@@ -38,12 +38,15 @@ def check_json(data: bytes, path: Path) -> None:
     """A tokenizer.json, before the library has it. Raises CorruptFile."""
     if data.count(b",") > MAX_VALUES:
         raise CorruptFile(f"{path}: more than {MAX_VALUES} values; a tokenizer has fewer")
-    if b'"merges"' in data and (_PREFIX.search(data) or _ESCAPED_LETTER.search(data)):
-        _check_merges(parse_json_object(data, path, MAX_VALUES).get("model"), path)
     maps = [found[1].decode("ascii") for found in _CHARSMAP.finditer(data)]
-    if len(maps) != data.count(b"charsmap") or _ESCAPED_LETTER.search(data):
-        # Spelled in another way: parsing takes long, but what the library sees is seen.
-        maps = list(_charsmaps(parse_json_object(data, path, MAX_VALUES)))
+    # Spelled in another way: parsing takes long, but what the library sees is seen.
+    is_hidden = _ESCAPED_LETTER.search(data) is not None
+    has_other_maps = len(maps) != data.count(b"charsmap")
+    has_prefix = b'"merges"' in data and _PREFIX.search(data) is not None
+    if is_hidden or has_other_maps or has_prefix:
+        document = parse_json_object(data, path, MAX_VALUES)
+        maps = list(_charsmaps(document))
+        _check_merges(document.get("model"), path)
     for encoded in maps:
         try:
             decoded = base64.b64decode(encoded, validate=True)
