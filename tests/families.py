@@ -40,6 +40,16 @@ _YARN: dict[str, Any] = {
     "mscale": 0.7,
     "mscale_all_dim": 1.0,
 }
+# With temperatures of positions, as Llama 4 has them.
+_MISTRAL_YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.3,
+}
 _LATENT_EXPERTS: dict[str, Any] = {
     **_LATENT,
     "moe_intermediate_size": 32,
@@ -253,29 +263,13 @@ FAMILY: dict[str, dict[str, Any]] = {
     },
     "ministral3": {
         "head_dim": 16,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 10000.0,
-            "factor": 16.0,
-            "original_max_position_embeddings": 16,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "llama_4_scaling_beta": 0.3,
-        },
+        "rope_parameters": dict(_MISTRAL_YARN),
     },
     "mistral": {"sliding_window": None},
     "mistral4": {
         **_LATENT_EXPERTS,
         "first_k_dense_replace": 0,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 10000.0,
-            "factor": 16.0,
-            "original_max_position_embeddings": 16,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "llama_4_scaling_beta": 0.3,
-        },
+        "rope_parameters": dict(_MISTRAL_YARN),
     },
     "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
     "nemotron": {
