@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,41 @@ def test_medusa(tmp_path: Path, converted: bool) -> None:
     check(engine_logits(target, "medusa", tmp_path), passes)
 
 
+def check_block(
+    folder: Path,
+    target: Any,
+    table: torch.Tensor,
+    project: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    layer: Any,
+    rotary: Any,
+    answer: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    """Three guesses in a row of a layer that drafts, computed by torch: embeddings and features are
+    projected, go through the layer, and are answered; what it made is the next one's feature."""
+    ids = torch.tensor([IDS])
+    with torch.no_grad():
+        features = target.model(ids).last_hidden_state[:, : READ - 1]
+        passes = []
+        for s in range(3):
+            embedded = table[ids[:, 1 : READ + s]].clone()
+            embedded[:, 0] = 0
+            x = project(embedded, features)
+            positions = torch.arange(x.shape[1])[None]
+            later = torch.full((x.shape[1], x.shape[1]), float("-inf")).triu(1)[None, None]
+            x = layer(
+                x,
+                attention_mask=later,
+                position_ids=positions,
+                position_embeddings=rotary(x, positions),
+            )
+            passes.append(answer(x)[0])
+            features = torch.cat([features, x[:, -1:]], 1)
+    found = engine_logits(folder / "target", "mtp", folder)
+    np.testing.assert_allclose(found[0], passes[0], rtol=1e-3, atol=1e-3)
+    for s in (1, 2):
+        np.testing.assert_allclose(found[s][0], passes[s][-1], rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe", "glm4_moe_lite"])
 @pytest.mark.parametrize("shares", [False, True])
 def test_layers_behind_a_models_own(tmp_path: Path, family: str, shares: bool) -> None:
@@ -200,29 +236,18 @@ def test_layers_behind_a_models_own(tmp_path: Path, family: str, shares: bool) -
 
     table = own.get("embed_tokens.weight", target.model.embed_tokens.weight)
     head = own.get("shared_head.head.weight", target.lm_head.weight)
-    ids = torch.tensor([IDS])
-    with torch.no_grad():
-        features = target.model(ids).last_hidden_state[:, : READ - 1]
-        passes = []
-        for s in range(3):
-            embedded = table[ids[:, 1 : READ + s]].clone()
-            embedded[:, 0] = 0
-            x = torch.cat([norm(embedded, "enorm"), norm(features, "hnorm")], -1)
-            x = x @ own["eh_proj.weight"].T
-            positions = torch.arange(x.shape[1])[None]
-            later = torch.full((x.shape[1], x.shape[1]), float("-inf")).triu(1)[None, None]
-            x = twin.model.layers[2](
-                x,
-                attention_mask=later,
-                position_ids=positions,
-                position_embeddings=twin.model.rotary_emb(x, positions),
-            )
-            passes.append((norm(x, "shared_head.norm") @ head.T)[0])
-            features = torch.cat([features, x[:, -1:]], 1)
-    found = engine_logits(tmp_path / "target", "mtp", tmp_path)
-    np.testing.assert_allclose(found[0], passes[0], rtol=1e-3, atol=1e-3)
-    for s in (1, 2):
-        np.testing.assert_allclose(found[s][0], passes[s][-1], rtol=1e-3, atol=1e-3)
+    check_block(
+        tmp_path,
+        target,
+        table,
+        lambda embedded, features: (
+            torch.cat([norm(embedded, "enorm"), norm(features, "hnorm")], -1)
+            @ own["eh_proj.weight"].T
+        ),
+        twin.model.layers[2],
+        twin.model.rotary_emb,
+        lambda x: norm(x, "shared_head.norm") @ head.T,
+    )
 
 
 def test_the_block_of_ernie_4_5(tmp_path: Path) -> None:
@@ -256,29 +281,18 @@ def test_the_block_of_ernie_4_5(tmp_path: Path) -> None:
     def norm(x: torch.Tensor, name: str) -> torch.Tensor:
         return torch.nn.functional.rms_norm(x, x.shape[-1:], own[f"{name}_norm.0.weight"], eps)
 
-    ids = torch.tensor([IDS])
-    with torch.no_grad():
-        features = target.model(ids).last_hidden_state[:, : READ - 1]
-        passes = []
-        for s in range(3):
-            embedded = target.model.embed_tokens.weight[ids[:, 1 : READ + s]].clone()
-            embedded[:, 0] = 0
-            x = torch.cat([norm(embedded, "emb"), norm(features, "hidden")], -1)
-            x = x @ own["linear_proj.0.weight"].T
-            positions = torch.arange(x.shape[1])[None]
-            later = torch.full((x.shape[1], x.shape[1]), float("-inf")).triu(1)[None, None]
-            x = twin.model.layers[0](
-                x,
-                attention_mask=later,
-                position_ids=positions,
-                position_embeddings=twin.model.rotary_emb(x, positions),
-            )
-            passes.append(target.lm_head(x)[0])
-            features = torch.cat([features, x[:, -1:]], 1)
-    found = engine_logits(tmp_path / "target", "mtp", tmp_path)
-    np.testing.assert_allclose(found[0], passes[0], rtol=1e-3, atol=1e-3)
-    for s in (1, 2):
-        np.testing.assert_allclose(found[s][0], passes[s][-1], rtol=1e-3, atol=1e-3)
+    check_block(
+        tmp_path,
+        target,
+        target.model.embed_tokens.weight,
+        lambda embedded, features: (
+            torch.cat([norm(embedded, "emb"), norm(features, "hidden")], -1)
+            @ own["linear_proj.0.weight"].T
+        ),
+        twin.model.layers[0],
+        twin.model.rotary_emb,
+        target.lm_head,
+    )
 
 
 def test_a_speculators_folder_of_the_first_eagle(tmp_path: Path) -> None:
