@@ -3,6 +3,7 @@ kind in most places, so that what reads it gets past the first check."""
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import random
@@ -127,7 +128,9 @@ def _mutate_tree(rng: random.Random, tree: Any) -> None:
     elif choice == 7 and isinstance(value, list) and value:
         item = rng.choice(value)
         num_bytes = len(_plain([item[1] if isinstance(value, Pairs) else item]))
-        value += [item] * min(rng.choice((1, 2, 25, 2000)), 1 + _MAX_ADDED // num_bytes)
+        count = min(rng.choice((1, 2, 25, 2000)), 1 + _MAX_ADDED // num_bytes)
+        # Copies: what a later mutation makes of one would make 2000 times its size of them all.
+        value += [copy.deepcopy(item) for _ in range(count)]
     elif choice == 8:
         # A part of the tree at another place: never of itself, which would have no end.
         container[index] = parse(_plain(rng.choice(_containers(tree))))
