@@ -30,6 +30,15 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
             "logprobs": True,
         },
     ),
+    (
+        "/v1/messages",
+        {
+            "model": "demo",
+            "messages": [{"role": "user", "content": "Now, " + PROMPT}],
+            "max_tokens": 16,
+            "seed": 7,
+        },
+    ),
 ]
 
 
@@ -41,6 +50,8 @@ def route(start: Start, *servers: Process) -> Process:
 def answer(server: Process, path: str, body: dict[str, Any]) -> Any:
     status, said, _ = server.request("POST", path, body)
     assert status == 200, said
+    if "content" in said:
+        return said["content"], said["stop_reason"]
     return [{**choice, "index": 0} for choice in said["choices"]]
 
 

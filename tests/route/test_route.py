@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import re
 import signal
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -94,6 +97,104 @@ def test_streams_whose_replica_dies_have_the_same_tokens(
     assert "llmserve_route_cut_streams_total 0" in metrics
     assert not replica_of(router)[victim.url]["is_ready"]
     victim.signal(signal.SIGCONT) if number is signal.SIGSTOP else None
+
+
+PACE = ("--pace", "default=60")  # so that what dies is in the midst of it
+MESSAGES = [{"role": "user", "content": "Tell me a story of a fox and the moon."}]
+OPTIONS = {"seed": 7, "num_predict": 60}
+# The path, the body, and how an event's text is found.
+OTHERS: dict[str, tuple[str, dict[str, Any], Callable[[Any], str]]] = {
+    "messages": (
+        "/v1/messages",
+        {"model": "demo", "messages": MESSAGES, "max_tokens": 60, "seed": 7, "stream": True},
+        lambda event: event.get("delta", {}).get("text", ""),
+    ),
+    "responses": (
+        "/v1/responses",
+        {"input": "Why?", "max_output_tokens": 60, "seed": 7, "stream": True},
+        lambda event: event.get("delta", ""),
+    ),
+    "llama.cpp": (
+        "/completion",
+        {"prompt": "Once", "n_predict": 60, "seed": 7, "stream": True, "ignore_eos": True},
+        lambda event: event["content"],
+    ),
+    "ollama chat": (
+        "/api/chat",
+        {"model": "demo:latest", "messages": MESSAGES, "options": OPTIONS},
+        lambda event: event["message"]["content"],
+    ),
+    "ollama": (
+        "/api/generate",
+        {"model": "demo", "prompt": "Once", "raw": True, "options": OPTIONS},
+        lambda event: event["response"],
+    ),
+}
+
+
+def read_events(server: Process, name: str, into: list[Any]) -> None:
+    """The events of a stream in another protocol's words, as they come."""
+    path, body, _ = OTHERS[name]
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    assert response.status == 200, response.read()
+    for line in response:
+        if (data := line.strip().removeprefix(b"data: ")).startswith(b"{"):
+            into.append(json.loads(data))
+    connection.close()
+
+
+def test_streams_in_other_words_go_on_too(start: Start) -> None:
+    servers = [start(*PACE), start(*PACE)]
+    router = start("--replicas", *(one.url for one in servers), command="route")
+    expected: dict[str, list[Any]] = {name: [] for name in OTHERS}
+    got: dict[str, list[Any]] = {name: [] for name in OTHERS}
+    threads = [
+        threading.Thread(target=read_events, args=(server, name, into[name]))
+        for name in OTHERS
+        for server, into in ((servers[1], expected), (router, got))
+    ]
+    for thread in threads:
+        thread.start()
+    router.wait_until(lambda: all(len(events) > 8 for events in got.values()), "events")
+    assert not any(has_ended(events) for events in got.values())
+    # Whoever streams from the first one goes on at the second.
+    rows = replica_of(router)
+    assert rows[servers[0].url]["num_requests"] >= 2
+    servers[0].kill()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    for name, (_, _, text) in OTHERS.items():
+        assert "".join(map(text, got[name])) == "".join(map(text, expected[name])) != "", name
+        assert got[name][-1].keys() == expected[name][-1].keys()
+    numbers = [event["sequence_number"] for event in got["responses"]]
+    assert numbers == [*range(len(numbers))]
+    final = got["responses"][-1]["response"]
+    assert final["output"][0]["content"][0]["text"] in "".join(
+        map(OTHERS["responses"][2], got["responses"])
+    )
+    assert {e["item_id"] for e in got["responses"] if "item_id" in e} == {final["output"][0]["id"]}
+    _, metrics, _ = router.request("GET", "/metrics")
+    replays = re.search(r"^llmserve_route_replays_total (\d+)", metrics, re.MULTILINE)
+    assert replays is not None
+    assert int(replays[1]) >= 2
+    assert "llmserve_route_cut_streams_total 0" in metrics
+    # What is not streamed is answered there, too; what one server alone knows is refused.
+    for path, body, _ in OTHERS.values():
+        assert router.request("POST", path, {**body, "stream": False})[0] == 200
+    status, answer, _ = router.request(
+        "POST", "/v1/responses", {"input": "x", "previous_response_id": "resp_1"}
+    )
+    assert (status, answer["error"]["param"]) == (400, "previous_response_id")
+    assert router.request("GET", "/api/tags")[1]["models"][0]["name"]
+
+
+def has_ended(events: list[Any]) -> bool:
+    """Whether a stream's last event has come."""
+    last = events[-1]
+    return bool(last.get("done") or last.get("stop") or last.get("type") == "message_stop")
 
 
 @pytest.mark.long

@@ -5,12 +5,14 @@ all its pieces together do not depend on where the text was cut. What is no call
 is content; nothing is ever taken back, and no text makes a parser raise.
 """
 
+import re
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 _WHITESPACE = " \n\r\t"
+_NEW_CALL_ID = re.compile(r"call_[0-9a-f]{24}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,11 @@ def merged(deltas: Iterable[ToolCallDelta]) -> list[dict[str, object]]:
 def new_call_id() -> str:
     """An id that no other call has."""
     return f"call_{secrets.token_hex(12)}"
+
+
+def is_new_call_id(call_id: str) -> bool:
+    """Whether it was drawn here, and not given by the model."""
+    return _NEW_CALL_ID.fullmatch(call_id) is not None
 
 
 def held_length(text: str, marker: str) -> int:

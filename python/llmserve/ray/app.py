@@ -9,7 +9,7 @@ from ray.serve.config import RequestRouterConfig
 from llmserve.ray.config import RayConfig
 from llmserve.ray.front import RayFront
 from llmserve.ray.replica import LLMReplica
-from llmserve.route.front import create_app
+from llmserve.route.app import create_app
 
 
 @serve.ingress()

@@ -10,7 +10,8 @@ from ray.serve.exceptions import BackPressureError, RayServeException
 
 from llmserve.ray.replica import OTHER_CLASS, Headers
 from llmserve.ray.request_router import RayPlace
-from llmserve.route.front import Forwarded, Front, SendFailed
+from llmserve.route.front import Asked, Front, SendFailed
+from llmserve.route.outgoing import Outgoing
 from llmserve.route.settings import RouteSettings
 from llmserve.route.upstream import ReplicaLost
 from llmserve.server.http.auth import tenant
@@ -108,18 +109,19 @@ class RayFront(Front):
         return []
 
     async def send(
-        self, forwarded: Forwarded, own: ExitStack, data: bytes
+        self, asked: Asked, own: ExitStack, outgoing: Outgoing
     ) -> tuple[RayAnswer, RaySeat] | None:
         """See Front."""
-        failed = tuple(forwarded.failed)
-        place = RayPlace(forwarded.prompt, tenant(forwarded.request.scope), failed)
+        failed = tuple(asked.failed)
+        place = RayPlace(asked.prompt, tenant(asked.request.scope), failed)
         own.callback(place.finish)
+        path, data = outgoing.sent()
         stream = self._handle.remote(
-            forwarded.request.method,
-            forwarded.path,
-            forwarded.headers(),
+            outgoing.method,
+            path,
+            asked.headers(),
             data,
-            forwarded.needed_class,
+            asked.needed_class,
             place,
         )
         first: AsyncIterator[Any] = aiter(stream)

@@ -182,7 +182,9 @@ class RequestState:
         sample.last = self._last = event
         sample.has_news = True
         self.is_finished = event.is_request_finished
-        self._num_cached_tokens = max(self._num_cached_tokens, event.num_cached_tokens)
+        # Of the prompt: where it goes on after tokens, these may be cached, too.
+        num_cached = min(event.num_cached_tokens, len(self.prompt.token_ids))
+        self._num_cached_tokens = max(self._num_cached_tokens, num_cached)
         self._num_preemptions = max(self._num_preemptions, event.num_preemptions)
 
     def cut_short(self) -> None:

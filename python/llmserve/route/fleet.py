@@ -44,10 +44,19 @@ class Replica:
 
     def numerics_class(self, model: object) -> str:
         """Of a model by a name that requests give; empty if it does not say."""
+        return str(self._told(model).get("numerics_class", ""))
+
+    def served_name(self, model: object) -> str:
+        """Of the model that a request's name means there; empty if none is known."""
+        names = self._told(model).get("names") or [""]
+        return str(names[0])
+
+    def _told(self, model: object) -> dict[str, Any]:
+        plain = model.removesuffix(":latest") if isinstance(model, str) else None  # Ollama's tag
         for told in self.models:
-            if model is None or model in told.get("names", ()):
-                return str(told.get("numerics_class", ""))
-        return ""
+            if model is None or model in told.get("names", ()) or plain in told.get("names", ()):
+                return told
+        return self.models[0] if len(self.models) == 1 else {}  # which answers, or refuses
 
 
 @dataclass(slots=True, eq=False)

@@ -5,8 +5,9 @@ from contextlib import ExitStack
 from typing import Any
 
 from llmserve.route.fleet import Fleet, Place
-from llmserve.route.front import Forwarded, Front, SendFailed
+from llmserve.route.front import Asked, Front, SendFailed
 from llmserve.route.metrics import FleetLoads, described
+from llmserve.route.outgoing import Outgoing
 from llmserve.route.prefill import Prefill
 from llmserve.route.settings import RouteSettings
 from llmserve.route.upstream import ReplicaLost, Reply
@@ -43,34 +44,35 @@ class FleetFront(Front):
         return described(self.fleet)
 
     async def send(
-        self, forwarded: Forwarded, own: ExitStack, data: bytes
+        self, asked: Asked, own: ExitStack, outgoing: Outgoing
     ) -> tuple[Reply, Place] | None:
         """See Front."""
         place = own.enter_context(
             self.fleet.placed(
-                forwarded.prompt,
-                tenant(forwarded.request.scope),
-                forwarded.failed,
-                forwarded.needed_class,
-                forwarded.model,
+                asked.prompt,
+                tenant(asked.request.scope),
+                asked.failed,
+                asked.needed_class,
+                asked.model,
                 roles=self._prefill.roles,
             )
         )
         if place is None:
             return None
         try:
-            with_ticket = await self._prefill.body(forwarded, place, data)
+            with_ticket = await self._prefill.handed_over(asked, place, outgoing)
             if with_ticket is not None:
-                reply = await self._post(forwarded, place, with_ticket)
+                reply = await self._post(asked, place, with_ticket)
                 if reply.status != 400:
                     return reply, place
                 # The ticket may be what is refused; without it the answer is the request's own.
                 why = await reply.read(_MAX_REFUSAL_BYTES)
-                self._prefill.note_failure(forwarded, f"{place.name}: {why[:300]!r}")
-            return await self._post(forwarded, place, data), place
+                self._prefill.note_failure(asked, f"{place.name}: {why[:300]!r}")
+            return await self._post(asked, place, outgoing), place
         except ReplicaLost as error:
             raise SendFailed(place, str(error)) from None
 
-    async def _post(self, forwarded: Forwarded, place: Place, data: bytes) -> Reply:
-        method, path = forwarded.request.method, forwarded.path
-        return await place.replica.upstream.request(method, path, forwarded.headers(), data)
+    async def _post(self, asked: Asked, place: Place, outgoing: Outgoing) -> Reply:
+        path, data = outgoing.sent()
+        headers = asked.headers()
+        return await place.replica.upstream.request(outgoing.method, path, headers, data)

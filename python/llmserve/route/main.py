@@ -9,8 +9,8 @@ import uvicorn
 from starlette.responses import Response
 from starlette.types import Scope
 
+from llmserve.route.app import create_app
 from llmserve.route.fleet_front import FleetFront
-from llmserve.route.front import create_app
 from llmserve.route.settings import RouteSettings
 from llmserve.server.http.protocol import http_protocol
 from llmserve.server.main import address, is_of_this_machine, uvicorn_config

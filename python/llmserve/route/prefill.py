@@ -16,8 +16,9 @@ from urllib.parse import quote
 import msgspec
 
 from llmserve.route.fleet import Fleet, Place
-from llmserve.route.front import Forwarded
+from llmserve.route.front import Asked
 from llmserve.route.metrics import RouteMetrics
+from llmserve.route.outgoing import Outgoing
 from llmserve.route.upstream import ReplicaLost, Reply
 from llmserve.server.http.auth import tenant
 
@@ -27,26 +28,19 @@ PREFILL = "prefill"
 ANSWERING = ("decode", "both")
 _TICKET = "hand_over_ticket"
 _MAX_ANSWER_BYTES = 2**24
-# What changes nothing of the prompt, and one token does not need or may not have.
-_NOT_FOR_PREFILL = (
-    *("stream", "stream_options", "logprobs", "top_logprobs", "stop", "stop_token_ids"),
-    *("min_tokens", "max_completion_tokens", "n_predict", "seed", "return_token_ids", _TICKET),
-)
 # With one of these, several sequences or more of the prompt than its blocks are wanted.
 _WHOLE = ("best_of", "use_beam_search", "prompt_logprobs", "echo", "resume_token_ids", _TICKET)
 
 
-def can_hand_over(body: dict[str, Any]) -> bool:
-    """Whether a request is about one sequence of tokens, as handing over needs it."""
+def can_hand_over(asked: Asked, outgoing: Outgoing) -> bool:
+    """Whether a request is about one sequence of tokens from its prompt on, as handing over needs
+    it."""
+    body = asked.body
+    if not asked.is_posted_prompt or not body or outgoing.is_resumed:
+        return False
     prompt = body.get("prompt")
     is_one = not isinstance(prompt, list) or all(isinstance(item, int) for item in prompt)
     return is_one and body.get("n") in (None, 1) and not any(body.get(name) for name in _WHOLE)
-
-
-def prefill_body(body: dict[str, Any], ticket: str) -> bytes:
-    """What the server that computes the prompt gets."""
-    kept = {name: value for name, value in body.items() if name not in _NOT_FOR_PREFILL}
-    return msgspec.json.encode({**kept, "max_tokens": 1, _TICKET: ticket})
 
 
 class Prefill:
@@ -62,66 +56,61 @@ class Prefill:
         """Of the servers that answer; none: of all, since there is no other."""
         return ANSWERING if self._fleet.has_ready(*ANSWERING) else ()
 
-    async def body(self, forwarded: Forwarded, place: Place, data: bytes) -> bytes | None:
-        """The request's body with a ticket, once its prompt is computed elsewhere; None: it goes as
-        it is."""
-        num_lacking = forwarded.prompt.num_tokens - place.num_cached_tokens
+    async def handed_over(self, asked: Asked, place: Place, outgoing: Outgoing) -> Outgoing | None:
+        """The request with a ticket, once its prompt is computed elsewhere; None: it goes as it
+        is."""
+        num_lacking = asked.prompt.num_tokens - place.num_cached_tokens
         if (
             num_lacking < self._min_tokens
             or not place.replica.hands_over
             or place.replica.role == PREFILL
-            or not forwarded.is_posted_prompt
             or not self._fleet.has_ready(PREFILL)
+            or not can_hand_over(asked, outgoing)
         ):
             return None
-        body = msgspec.json.decode(data)
-        if not can_hand_over(body):
-            return None
-        needed_class = place.numerics_class(forwarded.model)
+        needed_class = place.numerics_class(asked.model)
         if not needed_class:
             return None
         with ExitStack() as own:
             prefill = own.enter_context(
                 self._fleet.placed(
-                    forwarded.prompt,
-                    tenant(forwarded.request.scope),
-                    forwarded.failed,
+                    asked.prompt,
+                    tenant(asked.request.scope),
+                    asked.failed,
                     needed_class,
-                    forwarded.model,
+                    asked.model,
                     roles=(PREFILL,),
                 )
             )
             if prefill is None:
                 return None
             try:
-                ticket = await self._computed(forwarded, prefill, body)
+                ticket = await self._computed(asked, prefill, outgoing)
             except (ReplicaLost, ValueError) as error:
-                self.note_failure(forwarded, f"{prefill.name}: {error}")
+                self.note_failure(asked, f"{prefill.name}: {error}")
                 await prefill.check()
                 return None
         self._metrics.handed_over.inc()
-        return msgspec.json.encode({**body, _TICKET: ticket})
+        return outgoing.with_ticket(ticket)
 
-    def note_failure(self, forwarded: Forwarded, why: str) -> None:
+    def note_failure(self, asked: Asked, why: str) -> None:
         """The server that answers computes the prompt."""
         _log.warning("not handed over: %s", why)
         self._metrics.not_handed_over.inc()
 
-    async def _computed(self, forwarded: Forwarded, prefill: Place, body: dict[str, Any]) -> str:
+    async def _computed(self, asked: Asked, prefill: Place, outgoing: Outgoing) -> str:
         """The ticket of the prompt, which is computed. Raises ReplicaLost, ValueError."""
-        model = body.get("model")
-        query = f"?model={quote(model)}" if isinstance(model, str) else ""
-        drawn = await self._post(forwarded, prefill, f"/hand_over/tickets{query}", b"{}")
+        model = prefill.replica.served_name(asked.model)
+        query = f"?model={quote(model)}" if model else ""
+        drawn = await self._post(asked, prefill, f"/hand_over/tickets{query}", b"{}")
         ticket = drawn.get("ticket")
         if not isinstance(ticket, str):
             raise ValueError("it draws no ticket")
-        await self._post(forwarded, prefill, forwarded.path, prefill_body(body, ticket))
+        await self._post(asked, prefill, *outgoing.prompt_only(ticket).sent())
         return ticket
 
-    async def _post(
-        self, forwarded: Forwarded, prefill: Place, path: str, data: bytes
-    ) -> dict[str, Any]:
-        headers = forwarded.headers()
+    async def _post(self, asked: Asked, prefill: Place, path: str, data: bytes) -> dict[str, Any]:
+        headers = asked.headers()
         reply: Reply = await prefill.replica.upstream.request("POST", path, headers, data)
         with prefill.reading(reply):
             try:

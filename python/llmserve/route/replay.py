@@ -45,7 +45,7 @@ class StreamRecord:
         self.wants_usage = bool(options.get("include_usage"))
         self._counts_always = bool(options.get("continuous_usage_stats"))
         seed = body.get("seed")
-        self._seed = seed if type(seed) is int and seed != -1 else _drawn_seed()
+        self._seed = seed if type(seed) is int and seed != -1 else drawn_seed()
         n = body.get("n")
         self._n = n if type(n) is int and n > 0 else 1
         self._head: dict[str, Any] = {}  # id, created and model of the first line
@@ -193,7 +193,8 @@ def _event(chunk: object) -> bytes:
     return _DATA + msgspec.json.encode(chunk) + b"\n\n"
 
 
-def _drawn_seed() -> int:
+def drawn_seed() -> int:
+    """Of a request that has none."""
     return int.from_bytes(os.urandom(8), "little") >> 1
 
 

@@ -18,6 +18,7 @@ from llmserve.server.http.auth import Authentication
 from llmserve.server.metrics import ServerMetrics
 from llmserve.server.models import Models, ServedModel
 from llmserve.server.openapi import docs, openapi
+from llmserve.server.relayed import relayed
 from llmserve.server.routes import hand_over, operations, replica, templates, tokens
 from llmserve.server.routes.anthropic.messages import count_tokens, messages
 from llmserve.server.routes.chat import chat_completions
@@ -117,6 +118,7 @@ ROUTES = (
     Route("/debug/requests/{request_id}", debug_request, methods=_GET),
     Route("/debug/block_events", replica.block_events, methods=_GET),
     Route("/replica", replica.replica, methods=_GET),
+    Route("/replica/run", relayed, methods=_POST),
     Route("/hand_over/tickets", hand_over.draw_ticket, methods=_POST),
     Route("/openapi.json", openapi, methods=_GET),
     Route("/docs", docs, methods=_GET),

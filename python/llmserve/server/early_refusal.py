@@ -15,6 +15,7 @@ _PATHS = (
     *("/completions", "/chat/completions", "/embeddings", "/responses", "/messages"),
     *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/invocations", "/completion"),
     *("/api/v0/completions", "/api/v0/chat/completions", "/api/v0/embeddings"),
+    "/replica/run",
 )
 
 

@@ -12,6 +12,7 @@ from starlette.responses import HTMLResponse, Response
 from llmserve._version import __version__
 from llmserve.server.answer_schemas import ANSWERS, STREAMS, answer_components
 from llmserve.server.http.errors import JsonResponse
+from llmserve.server.relayed import RELAYED_PATHS
 from llmserve.server.routes.anthropic.bodies import CountTokensBody, MessagesBody
 from llmserve.server.routes.bodies import (
     ChatBody,
@@ -29,6 +30,7 @@ from llmserve.server.routes.ollama.bodies import (
     OllamaPullBody,
     OllamaShowBody,
 )
+from llmserve.server.routes.relay import Relay
 from llmserve.server.routes.responses.bodies import ResponsesBody
 
 _POST: dict[str, tuple[type[msgspec.Struct], str]] = {
@@ -50,6 +52,7 @@ _POST: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/tokenize": (TokenizeBody, "The token ids of a text or conversation"),
     "/apply-template": (ChatBody, "The prompt of a conversation, as text"),
     "/detokenize": (DetokenizeBody, "The text of token ids"),
+    "/replica/run": (Relay, "Another route's request, as a router sends it"),
 }
 # By the fields of its body it is one of these.
 _INVOCATIONS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
@@ -161,7 +164,8 @@ def _content(method: str, path: str) -> dict[str, Any]:
     """Of an answer with status 200."""
     if path in ("/", "/metrics"):
         return {"text/plain": {"schema": {"type": "string"}}}
-    paths = _INVOCATIONS if path == "/invocations" else (path,)
+    whole = {"/invocations": _INVOCATIONS, "/replica/run": RELAYED_PATHS}
+    paths = whole.get(path, (path,))
     answers = [_ref(ANSWERS[method, item]) for item in paths]
     schema = answers[0] if len(answers) == 1 else {"anyOf": answers}
     content: dict[str, Any] = {"application/json": {"schema": schema}}

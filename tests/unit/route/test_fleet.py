@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from itertools import product
 from typing import Any
 
 import pytest
 from llmserve import _core, demo_model_path
 from llmserve.route.fleet import Fleet
 from llmserve.route.prompts import PromptBlocks, PromptReader
+from llmserve.route.protocols import POSTED
 from llmserve.route.replay import StreamRecord
 from llmserve.route.settings import RouteSettings
 
@@ -98,20 +100,57 @@ def test_places_are_given_back() -> None:
     assert (load.num_requests, load.num_tokens) == (0, 0)
 
 
+CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+SAID = "Tell me a story. " * 9
+BRIEF = "Be brief."
+SYSTEM = {"role": "system", "content": BRIEF}
+USER = {"role": "user", "content": SAID}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "same"),
+    [
+        ("/v1/messages", {"system": BRIEF, "messages": [USER]}, {"messages": [SYSTEM, USER]}),
+        (
+            "/v1/responses",
+            {"instructions": "Be brief.", "input": SAID},
+            {"messages": [SYSTEM, USER]},
+        ),
+        ("/api/chat", {"model": "m", "messages": [USER]}, {"messages": [USER]}),
+        ("/api/generate", {"model": "m", "prompt": SAID}, {"messages": [USER]}),
+        ("/api/generate", {"model": "m", "prompt": SAID, "raw": True}, {"prompt": SAID}),
+        ("/completion", {"prompt": [5, SAID]}, None),
+        ("/completion", {"prompt": SAID}, {"prompt": SAID}),
+    ],
+)
+def test_a_prompt_has_its_blocks_in_whatever_words(path: str, body: Any, same: Any) -> None:
+    reader = PromptReader(str(demo_model_path()))
+    more = {"max_tokens": 9} if path == "/v1/messages" else {}
+    found = reader.read(path, {**body, **more})
+    assert len(found.hashes) >= 32
+    if same is not None:
+        chat = reader.read(CHATS if "messages" in same else COMPLETIONS, same)
+        # Whether it thinks is the template's to say; what comes before that is the same.
+        assert found.hashes[: len(chat.hashes) - 32] == chat.hashes[:-32] != b""
+    assert found.hashes != PromptReader("").read(path, body).hashes
+
+
 def test_prompts_are_split_as_a_server_does_it() -> None:
     reader = PromptReader(str(demo_model_path()))
     by_text = PromptReader("")
     chat = {"messages": [{"role": "user", "content": "Tell me a story. " * 9}], "max_tokens": 7}
-    found = reader.read(chat)
+    found = reader.read(CHATS, chat)
     assert len(found.hashes) == 32 * (found.num_tokens // BLOCK)
     assert found.max_new_tokens == 7
-    assert reader.read({"prompt": [*range(40)]}).hashes == _core.hash_blocks([*range(40)], BLOCK)
-    salted = reader.read({"prompt": [*range(40)], "cache_salt": "x", "n": 3})
+    assert reader.read(COMPLETIONS, {"prompt": [*range(40)]}).hashes == _core.hash_blocks(
+        [*range(40)], BLOCK
+    )
+    salted = reader.read(COMPLETIONS, {"prompt": [*range(40)], "cache_salt": "x", "n": 3})
     assert salted.hashes == _core.hash_blocks([*range(40)], BLOCK, "x")
     assert salted.max_new_tokens == 3 * 256
     longer = {**chat, "messages": [*chat["messages"], {"role": "user", "content": "x" * 99}]}  # type: ignore[misc]
-    begin = by_text.read(chat).hashes
-    assert by_text.read(longer).hashes[: len(begin) - 32] == begin[:-32]
+    begin = by_text.read(CHATS, chat).hashes
+    assert by_text.read(CHATS, longer).hashes[: len(begin) - 32] == begin[:-32]
 
 
 @pytest.mark.parametrize(
@@ -123,8 +162,8 @@ def test_prompts_are_split_as_a_server_does_it() -> None:
     ],
 )
 def test_bodies_that_a_server_refuses_are_routed_all_the_same(body: dict[str, Any]) -> None:
-    for tokenizer in ("", str(demo_model_path())):
-        assert 0 <= PromptReader(tokenizer).read(body).max_new_tokens < 2**42
+    for tokenizer, path in product(("", str(demo_model_path())), POSTED):
+        assert 0 <= PromptReader(tokenizer).read(path, body).max_new_tokens < 2**42
     StreamRecord(body).request()  # before a server has bounded anything
 
 

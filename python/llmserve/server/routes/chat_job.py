@@ -32,6 +32,7 @@ from llmserve.server.routes.constraints import (
 )
 from llmserve.server.routes.generation_job import check_stream_options, generation_job
 from llmserve.server.routes.prompts import chat_prompt
+from llmserve.server.routes.relay import Relay, relay_of
 from llmserve.server.routes.request_body import arrived_at, num_body_bytes
 from llmserve.server.routes.sampling import (
     given_max_tokens,
@@ -58,9 +59,12 @@ class ChatJob:
     job: Job
     form: ChatFormat
     arrived: float  # when its request had come, by the loop's clock
+    relay: Relay | None  # None: its client asked by itself
 
     def response(self, answer: Answer) -> GenerationResponse:
-        """Runs it, and answers in these words."""
+        """Runs it, and answers in these words. Raises ApiError."""
+        if self.relay is not None:
+            answer = self.relay.answer(answer, self.job)
         return GenerationResponse(self.server.activity, self.job, answer, self.arrived)
 
 
@@ -69,6 +73,9 @@ async def chat_job(request: Request, body: ChatBody, kind: str, given_id: str = 
     `generation_job`. Raises ApiError, InvalidArgument, ResourceExhausted."""
     server = context(request)
     model = server.models.get(body.model)
+    relay = relay_of(request)
+    if relay is not None:
+        body = relay.applied(body)
     _check(body)
     defaults = model.default_params
     params = sampling_params(
@@ -91,7 +98,9 @@ async def chat_job(request: Request, body: ChatBody, kind: str, given_id: str = 
         has_grammar = params.structured_outputs is not None
         form = chat_format(body, model, server.settings, names, text, reasoning, has_grammar)
         job = await generation_job(kind, body, model, [prompt], params, server.settings, given_id)
-    return ChatJob(server, body, job, form, arrived)
+    if relay is not None:
+        job = relay.named(job, kind)
+    return ChatJob(server, body, job, form, arrived, relay)
 
 
 def _check(body: ChatBody) -> None:

@@ -11,6 +11,7 @@ from llmserve.server.http.auth import tenant
 from llmserve.server.routes.bodies import CompletionBody
 from llmserve.server.routes.generation_job import generation_job
 from llmserve.server.routes.prompts import prompts
+from llmserve.server.routes.relay import Relay, relay_of
 from llmserve.server.routes.request_body import arrived_at
 from llmserve.server.routes.sampling import given_max_tokens, sampling_params, timeout_s
 from llmserve.server.running.answer import Answer
@@ -25,9 +26,12 @@ class CompletionJob:
     server: ServerContext
     job: Job
     arrived: float  # when its request had come, by the loop's clock
+    relay: Relay | None  # None: its client asked by itself
 
     def response(self, answer: Answer) -> GenerationResponse:
-        """Runs it, and answers in these words."""
+        """Runs it, and answers in these words. Raises ApiError."""
+        if self.relay is not None:
+            answer = self.relay.answer(answer, self.job)
         return GenerationResponse(self.server.activity, self.job, answer, self.arrived)
 
 
@@ -43,6 +47,9 @@ async def completion_job(
     given_id: as in `generation_job`. Raises ApiError, InvalidArgument, ResourceExhausted."""
     server = context(request)
     model = server.models.get(body.model)
+    relay = relay_of(request)
+    if relay is not None:
+        body = relay.applied(body)
     defaults = model.default_params
     own = own_max_tokens(defaults)
     max_tokens = given_max_tokens(body.max_tokens, body.n_predict, own, default_max_tokens)
@@ -70,4 +77,6 @@ async def completion_job(
             is_truncated=params.truncate_prompt_tokens is not None,
         )
         job = await generation_job(kind, body, model, given, params, server.settings, given_id)
-    return CompletionJob(server, job, arrived)
+    if relay is not None:
+        job = relay.named(job, kind)
+    return CompletionJob(server, job, arrived, relay)

@@ -47,7 +47,7 @@ async def read_json(
     scope = request.scope
     scope["llmserve.fields"] = kind.__struct_fields__  # for the errors of what follows
     if not any_media_type or header(scope, b"origin"):
-        _check_media_type(scope)
+        check_media_type(scope)
     data = await read_body(request, settings)
     try:
         record = _decode(data, kind, settings.is_lenient("unknown_fields"))
@@ -81,7 +81,8 @@ def give_back(request: Request, data: bytes) -> None:
     request.scope[_BODY] = data
 
 
-def _check_media_type(scope: Scope) -> None:
+def check_media_type(scope: Scope) -> None:
+    """Raises ApiError (415) for what does not say that it is JSON."""
     media_type = header(scope, b"content-type").partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise ApiError(

@@ -37,7 +37,7 @@ async def ollama_chat(request: Request) -> Response:
     body = await read_json(request, OllamaChatBody, server.settings, any_media_type=True)
     if not body.messages:
         return _loaded(request, body, {"message": {"role": "assistant", "content": ""}})
-    messages = await off_the_loop(request, partial(_messages, body.messages))
+    messages = await off_the_loop(request, partial(messages_of, body.messages))
     fields = {**_fields(request, body), **_chat_fields(body)}
     found = await chat_job(
         request, ChatBody(messages=messages, tools=body.tools or None, **fields), "ollama"
@@ -99,7 +99,8 @@ def _num_top(body: OllamaBody) -> int | None:
     return (body.top_logprobs or 0) if body.logprobs else None
 
 
-def _messages(messages: list[Message]) -> list[Message]:
+def messages_of(messages: list[Message]) -> list[Message]:
+    """As a chat has them. Raises ApiError."""
     return [_message(f"messages[{idx}]", message) for idx, message in enumerate(messages)]
 
 

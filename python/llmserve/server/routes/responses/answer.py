@@ -39,10 +39,19 @@ class ResponseAnswer:
         self._body = body
         self._reader = ChatReader(form, job.model.tokenizer())
         self._ended = ended
-        self._output = OutputItems()
+        self._output = OutputItems(job.request_id)
         self._num_events = 0
         self._end: Document | None = None  # of the stream
         self._has_failed = False
+
+    @property
+    def tells_all_logprobs(self) -> bool:
+        """Whether the stream's last event repeats those of all tokens."""
+        return self._job.states[0].params.has_logprobs
+
+    def go_on_at(self, num_events: int) -> None:
+        """See NumbersEvents."""
+        self._num_events = num_events
 
     def queued(self) -> Document:
         """Before it runs."""

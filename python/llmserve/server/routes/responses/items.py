@@ -1,19 +1,21 @@
 """The output of a response: items of reasoning, text and calls, and the events of a stream that
 tell how they come about."""
 
+import hashlib
 from collections.abc import Iterator
 from typing import Any
 
-from llmserve.parsers.deltas import Pieces, ToolCallDelta
-from llmserve.server.running.job import new_id
+from llmserve.parsers.deltas import Pieces, ToolCallDelta, is_new_call_id
 
 Event = dict[str, Any]
 
 
 class OutputItems:
-    """Made of a message's pieces as they come. Its events have no numbers yet."""
+    """Made of a message's pieces as they come. Its events have no numbers yet. Ids are functions of
+    the response's own, so that they are the same where it goes on elsewhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, response_id: str) -> None:
+        self._response_id = response_id
         self.items: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None  # the last one, until it has ended
         self._logprobs: list[Any] = []  # that no event of text has told
@@ -49,10 +51,10 @@ class OutputItems:
         if kind == "message":
             part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": []}
             part["logprobs"] = []
-            item: dict[str, Any] = {"id": new_id("msg_"), "type": kind, "role": "assistant"}
+            item: dict[str, Any] = {"id": self._id("msg_"), "type": kind, "role": "assistant"}
         else:
             part = {"type": "reasoning_text", "text": ""}
-            item = {"id": new_id("rs_"), "type": kind, "summary": []}
+            item = {"id": self._id("rs_"), "type": kind, "summary": []}
         yield from self._begin({**item, "status": "in_progress", "content": []})
         self._open_item["content"].append(part)
         yield {**self._part_event("response.content_part.added"), "part": dict(part)}
@@ -61,9 +63,9 @@ class OutputItems:
         if call.id is not None:
             yield from self._close("completed")
             item = {
-                "id": new_id("fc_"),
+                "id": self._id("fc_"),
                 "type": "function_call",
-                "call_id": call.id,
+                "call_id": self._id("call_") if is_new_call_id(call.id) else call.id,
                 "name": call.name,
                 "arguments": "",
                 "status": "in_progress",
@@ -95,6 +97,11 @@ class OutputItems:
             yield {**self._part_event("response.content_part.done"), "part": dict(part)}
         yield {**self._index_event("response.output_item.done"), "item": _copy(item)}
         self._open = None
+
+    def _id(self, prefix: str) -> str:
+        """Of the item that begins."""
+        data = f"{self._response_id}/{prefix}{len(self.items)}".encode()
+        return prefix + hashlib.sha256(data).hexdigest()[:32]
 
     @property
     def _open_item(self) -> dict[str, Any]:
