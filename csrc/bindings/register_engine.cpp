@@ -474,9 +474,8 @@ void register_engine(py::module_& module) {
       .def("count_expert_loads",
            [](EngineGroup& engine) {
              if (!engine.start_expert_loads())
-               throw NotSupported(
-                   concat("count_expert_loads: ", engine.description(),
-                          " has no experts, or their numbers stay on a device; leave it out"));
+               throw NotSupported(concat("count_expert_loads: ", engine.description(),
+                                         " has no experts; leave it out"));
            })
       .def_property_readonly("expert_loads", &EngineGroup::expert_rows)
       .def_property_readonly("num_replicas", &EngineGroup::num_replicas)

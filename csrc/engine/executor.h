@@ -112,8 +112,7 @@ class Executor {
   virtual MemoryUse memory_use() const = 0;
   // Its own counters; the others are left alone.
   virtual void fill_metrics(EngineMetrics& /*metrics*/) const {}
-  // What counts the rows that experts are given; null: there are none, or their numbers stay on a
-  // device.
+  // What counts the rows that experts are given; null: there are none.
   virtual std::shared_ptr<ExpertLoads> expert_loads() const { return nullptr; }
   // What was not as it should be when it was made, and did no harm; empty: nothing.
   virtual std::string warning() const { return {}; }

@@ -4,14 +4,17 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <vector>
 
+#include "kernels/device_steps.h"
 #include "layers/forward_context.h"
 #include "models/model_config.h"
 
 namespace llmserve {
 
-// Counts nothing until it is asked to. Written by a worker's thread, read by any.
+// Counts nothing until it is asked to. Written by a worker's thread, or on its device, and read by
+// any.
 class ExpertLoads final : public RouteObserver {
  public:
   // Loads of one layer: rows of each expert [X].
@@ -20,23 +23,32 @@ class ExpertLoads final : public RouteObserver {
     std::vector<int64_t> rows;
   };
 
-  explicit ExpertLoads(const ModelConfig& config);
+  // steps: of the device that the routes are on, until leave_device(); null: they are on the host.
+  ExpertLoads(const ModelConfig& config, DeviceSteps* steps);
 
-  // Counts from 0 on, from the next step or layer at the latest.
+  // Counts from 0 on, from the next step or layer at the latest. Not while a step is under way on a
+  // device, where it throws ResourceExhausted if its memory is full.
   void start();
-  bool is_counting() const { return is_counting_.load(std::memory_order_relaxed); }
+  bool is_counting() const { return is_counting_.load(std::memory_order_acquire); }
   void see(int64_t layer_idx, const ConstTensor& ids) override;
+  // Before the device goes: what it has counted stays.
+  void leave_device();
   // Of the layers that have experts, in order; none before start().
   std::vector<Layer> layers() const;
 
  private:
+  int64_t count(size_t i) const;
+
   int64_t num_experts_;
   std::vector<int64_t> expert_layers_;
-  std::vector<std::atomic<int64_t>> counts_;  // [layers, X]
+  std::vector<std::atomic<int64_t>> counts_;  // [layers, X]; beside those of the device
+  mutable std::mutex device_mutex_;      // for who makes or ends what is on the device, or reads it
+  DeviceSteps* steps_;                   // or null
+  std::unique_ptr<IdCounts> on_device_;  // [layers, X], from start() on; or null
   std::atomic<bool> is_counting_ = false;
 };
 
-// Null for a model without experts.
-std::shared_ptr<ExpertLoads> make_expert_loads(const ModelConfig& config);
+// Null for a model without experts. steps: as ExpertLoads has it.
+std::shared_ptr<ExpertLoads> make_expert_loads(const ModelConfig& config, DeviceSteps* steps);
 
 }  // namespace llmserve

@@ -138,6 +138,11 @@ void StepRunner::launch(const StepPlan& plan) {
     const TraceRange range(plan.num_prefill_tokens > 0 ? "Prefill" : "Decode");
     std::optional<RecordedShape> recorded;
     if (steps_ != nullptr && !config_.enforce_eager) recorded = recorded_shape(plan, limits_);
+    const ExpertLoads* const loads = first().expert_loads().get();
+    const bool counts_ids = loads != nullptr && loads->is_counting();
+    // Then a layer sees the routes of a step in parts, and those that fill it up are in the last.
+    if (counts_ids && recorded && recorded->batch.num_tokens > first().backend().mlp_rows())
+      recorded.reset();
     StepBatch& batch = build(plan, recorded ? recorded->batch : batch_builder_.shape_of(plan));
     flight.is_empty = false;
     flight.num_rows = batch.sample_tasks.size();
@@ -154,7 +159,8 @@ void StepRunner::launch(const StepPlan& plan) {
       steps_->run_recorded({.num_rows = recorded->batch.num_rows,
                             .max_blocks = recorded->batch.max_blocks,
                             .lengths = recorded->lengths,
-                            .num_layers = static_cast<int32_t>(plan.wanted_layers.size())},
+                            .num_layers = static_cast<int32_t>(plan.wanted_layers.size()),
+                            .counts_ids = counts_ids},
                            [&] { first().run(batch, draw); });
     } else {
       run(plan, batch, flight);

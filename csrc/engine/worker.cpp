@@ -46,7 +46,7 @@ Worker::Worker(const EngineConfig& config, const Checkpoint& checkpoint, int ran
   vocab_size_ = model().config().vocab_size;
   hidden_size_ = model().config().hidden_size;
   workspace_bytes_ = workspace_bytes(model(), config_);
-  expert_loads_ = make_expert_loads(model().config());
+  expert_loads_ = make_expert_loads(model().config(), steps_);
   kv_places_.assign(model().kv_places().begin(), model().kv_places().end());
   check_internal(std::ranges::equal(model().cache_groups(), config_.cache.groups),
                  "the plan's cache groups are the model's");
@@ -63,6 +63,11 @@ Worker::Worker(const EngineConfig& config, const Checkpoint& checkpoint, int ran
   const StepShape shape = largest_step(model().config(), model().weights(), config_);
   backend_->reserve_scratch(shape);
   scratch_bytes_ = backend_->scratch_bytes(shape, thread_share(config_, rank_).count);
+}
+
+// Others may still read what was counted.
+Worker::~Worker() {
+  if (expert_loads_) expert_loads_->leave_device();
 }
 
 void Worker::release(MemoryPart part) {

@@ -46,6 +46,9 @@ class Worker {
   Worker(const EngineConfig& config, const Checkpoint& checkpoint, int rank = 0,
          std::shared_ptr<Backend> backend = nullptr,
          std::shared_ptr<SharedModels> shared = nullptr);
+  ~Worker();
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
 
   // Before the first run() among several ranks: what it exchanges through, from now on, with the
   // ranks of its stage, and with those of other stages that have its place there.
@@ -104,9 +107,7 @@ class Worker {
   std::string warning() const { return loaded_ ? loaded_->warning : std::string(); }
   MemoryUse memory_use() const;
   // As Executor has it.
-  std::shared_ptr<ExpertLoads> expert_loads() const {
-    return backend_->memory().is_host() ? expert_loads_ : nullptr;
-  }
+  const std::shared_ptr<ExpertLoads>& expert_loads() const { return expert_loads_; }
   // Of the load and of recorded steps.
   void fill_metrics(EngineMetrics& metrics) const;
 

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 
 #include "core/tensor.h"
@@ -25,9 +26,10 @@ struct LateTokens {
 struct RecordKey {
   int64_t num_rows = 0;
   int64_t max_blocks = 0;
-  uint64_t lengths = 0;    // of the sequences, as the caller tells them apart; 0: a token each
-  int32_t num_layers = 0;  // whose hidden states are wanted
-  int32_t model = 0;       // of several on the device
+  uint64_t lengths = 0;     // of the sequences, as the caller tells them apart; 0: a token each
+  int32_t num_layers = 0;   // whose hidden states are wanted
+  int32_t model = 0;        // of several on the device
+  bool counts_ids = false;  // IdCounts::add is asked for
   auto operator<=>(const RecordKey&) const = default;
 };
 
@@ -45,6 +47,19 @@ struct RecordCounts {
   int64_t num_refusals = 0;  // of a capture
   int64_t num_replays = 0;
   int64_t kept_bytes = 0;  // of the device, by which its free memory fell as they were recorded
+};
+
+// How often ids came, counted on the device: nothing of a step waits for the host.
+class IdCounts {
+ public:
+  virtual ~IdCounts() = default;
+
+  // As an op, and recorded as one: count(begin + i) grows by how often i is among ids [T, k] i32,
+  // in the device's memory, contiguous and below num_ids. Of recorded work, whose T are all of the
+  // step's, rows beyond those that are drawn fill it up and do not count.
+  virtual void add(const ConstTensor& ids, int64_t begin, int64_t num_ids) = 0;
+  // What a step has added is in it once wait() has returned for the step. Any thread.
+  virtual int64_t count(int64_t i) const = 0;
 };
 
 // begin(), bring_over(), ops, draw() and sample(), end(): one step, in the order of the ops. Rows
@@ -82,6 +97,8 @@ class DeviceSteps {
   // Rows of a step up to which a row's bits do not depend on how many run with it; 0: any number.
   virtual int64_t max_exact_rows() const { return 0; }
   virtual PoolUse pool_use() const = 0;
+  // Of `size` ids, at 0. It must not live longer than this.
+  virtual std::unique_ptr<IdCounts> make_id_counts(int64_t size) = 0;
   // The rows that were drawn are on their way to the host. Returns the step's number.
   virtual int64_t end() = 0;
   // The rows [num_rows] of a step, of which those not drawn are unspecified: waits for them. Valid

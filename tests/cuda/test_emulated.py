@@ -113,6 +113,7 @@ def package(tmp_path_factory):
         ("test_grouped_linear.py", "cuda-auto or (cuda-invariant and odd_depths)"),
         ("test_experts_op.py", "cuda-auto"),
         ("../cuda/test_few_rows.py", ""),
+        ("../cuda/test_device_expert_loads.py", ""),
         ("../cuda/test_quantized_on_device.py", "not 4096"),
         ("../cuda/test_cuda_speculation.py", ""),
     ],

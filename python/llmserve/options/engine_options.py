@@ -353,7 +353,7 @@ class EngineOptions:
         "count how many rows each expert is given: LLM.expert_loads(), balance in bench",
         commands="run bench",
         core=None,
-        more="CPU only, for models of experts",
+        more="for models of experts",
     )
     packed_cache_bytes: int | None = engine_option(
         None,

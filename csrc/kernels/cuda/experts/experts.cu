@@ -109,6 +109,24 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(CombineParams p) {
               p.weights + token * p.top_k, p.top_k, 1, p.accumulate ? out : nullptr, out);
 }
 
+// One block: the ids of a layer are a few thousand at most, and no other block adds to its totals.
+__global__ void __launch_bounds__(kThreads) count_kernel(CountParams p) {
+  LLMSERVE_DYNAMIC_SHARED(int32_t, counts);  // [num_ids]
+  for (int64_t i = threadIdx.x; i < p.num_ids; i += kThreads) counts[i] = 0;
+  wait_for_previous();
+  __syncthreads();
+  int64_t num_tokens = p.num_tokens;
+  if (p.header != nullptr && p.header->num_rows < num_tokens) num_tokens = p.header->num_rows;
+  for (int64_t i = threadIdx.x; i < num_tokens * p.top_k; i += kThreads)
+    atomicAdd(counts + p.ids[i], 1);
+  __syncthreads();
+  for (int64_t i = threadIdx.x; i < p.num_ids; i += kThreads) {
+    if (counts[i] == 0) continue;
+    p.totals[i] += counts[i];
+    p.seen[i] = p.totals[i];
+  }
+}
+
 }  // namespace
 
 void route_experts(const RouteParams& params, cudaStream_t stream) {
@@ -123,6 +141,12 @@ void combine_experts(const CombineParams& params, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(params.num_tokens),
                   static_cast<unsigned>(ceil_div(params.width, kThreads)));
   launch_early("combine_experts", combine_kernel, grid, kThreads, 0, stream, params);
+}
+
+void count_ids(const CountParams& params, cudaStream_t stream) {
+  if (params.num_tokens == 0) return;
+  launch_early("count_ids", count_kernel, dim3(1), kThreads,
+               static_cast<size_t>(params.num_ids) * sizeof(int32_t), stream, params);
 }
 
 }  // namespace llmserve::cuda

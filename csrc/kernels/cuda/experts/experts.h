@@ -41,4 +41,17 @@ struct CombineParams {
 };
 void combine_experts(const CombineParams& params, cudaStream_t stream);
 
+// As in IdCounts::add. header: of a recorded step, or null. totals and seen [num_ids]: the counts,
+// and what of them the host reads, in mapped memory.
+struct CountParams {
+  const int32_t* ids;  // [T, k]
+  int64_t num_tokens;
+  int64_t top_k;
+  int64_t num_ids;
+  const StepHeader* header;
+  int64_t* totals;
+  int64_t* seen;
+};
+void count_ids(const CountParams& params, cudaStream_t stream);
+
 }  // namespace llmserve::cuda

@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "kernels/cuda/cuda_check.h"
+#include "kernels/cuda/experts/id_counts.h"
 
 namespace llmserve::cuda {
 namespace {
@@ -232,6 +233,11 @@ void CudaSteps::forget_recorded() {
   recorded_.clear();
 }
 
+std::unique_ptr<IdCounts> CudaSteps::make_id_counts(int64_t size) {
+  return std::make_unique<DeviceIdCounts>(
+      size, memory_, pinned_, [this] { return block_.is_recorded ? header() : nullptr; });
+}
+
 int64_t CudaSteps::end() {
   if (!std::exchange(is_published_, false)) publish_results();
   block_.num_bytes = 0;
@@ -239,9 +245,8 @@ int64_t CudaSteps::end() {
 }
 
 void CudaSteps::publish_results() {
-  publish(reinterpret_cast<const StepHeader*>(twin_.data()),
-          reinterpret_cast<const DrawnRow*>(drawn_.data()), results_.data(), kResultHeaderBytes,
-          memory_.stream());
+  publish(header(), reinterpret_cast<const DrawnRow*>(drawn_.data()), results_.data(),
+          kResultHeaderBytes, memory_.stream());
 }
 
 std::span<const DrawnRow> CudaSteps::wait(int64_t step) {

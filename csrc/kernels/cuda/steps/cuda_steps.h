@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <span>
 
 #include "core/buffer.h"
@@ -50,6 +51,7 @@ class CudaSteps final : public DeviceSteps {
   void forget_recorded() override;
   RecordCounts record_counts() const override;
   PoolUse pool_use() const override { return memory_.pool_use(); }
+  std::unique_ptr<IdCounts> make_id_counts(int64_t size) override;
   int64_t end() override;
   std::span<const DrawnRow> wait(int64_t step) override;
   void abandon() noexcept override;
@@ -113,6 +115,8 @@ class CudaSteps final : public DeviceSteps {
   void grow_block(int64_t num_bytes);
   void grow_rows(int64_t max_rows);
   std::byte* weights(int64_t num_bytes);
+  // On the device, of the step under way.
+  const StepHeader* header() const { return reinterpret_cast<const StepHeader*>(twin_.data()); }
   void capture(RecordedWork<RecordKey, Graph>::Entry& entry, const std::function<void()>& work);
   void publish_results();
 
