@@ -21,6 +21,13 @@ int32_t SpeculationConfig::max_tokens_of(int64_t num_sequences) const {
   return num_speculative_tokens;
 }
 
+int32_t SpeculationConfig::max_tree_paths() const {
+  if (token_tree.empty()) return tree_width > 1 ? 1 + tree_width : 1;
+  std::array<int32_t, kMaxDraftTokens + 1> by_length{};
+  for (const std::vector<int32_t>& path : token_tree) ++by_length[path.size()];
+  return *std::ranges::max_element(by_length);
+}
+
 void SpeculationConfig::validate_trees() const {
   if (tree_width > kMaxTreeWidth)
     throw InvalidArgument(concat(kField, "speculative_eagle_topk must be at most ", kMaxTreeWidth,
@@ -31,10 +38,10 @@ void SpeculationConfig::validate_trees() const {
   if (token_tree.empty() && tree_width == 1) return;
   const char* const field =
       token_tree.empty() ? "speculative_eagle_topk" : "speculative_token_tree";
-  if (method != "draft_model")
+  if (method == "ngram" || method == "suffix")
     throw NotSupported(concat(kField, field,
-                              " is supported with method \"draft_model\" alone, got \"",
-                              method.substr(0, 80), "\""));
+                              " is supported with draft models and heads, and method ", "\"",
+                              method, "\" guesses chains"));
   if (!is_exact())
     throw NotSupported(concat(kField, field, " is not supported with rejection_sample_method ",
                               "'rejection'; leave it at 'exact'"));

@@ -82,6 +82,8 @@ struct SpeculationConfig {
   }
   bool is_on() const { return !method.empty(); }
   bool has_trees() const { return tree_width > 1 || !token_tree.empty(); }
+  // Paths of a tree that are gone on from at once.
+  int32_t max_tree_paths() const;
   bool is_exact() const { return acceptance == "exact"; }
   DraftSampling sampling() const {
     return draft_sampling == "greedy" ? DraftSampling::kGreedy : DraftSampling::kTarget;

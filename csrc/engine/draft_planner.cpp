@@ -134,6 +134,7 @@ void plan_head(const ConfigRequest& request, const Checkpoint& checkpoint,
   if (is_own && target_config.speculation.draft_dtype.empty())
     draft.dtype = name(target_config.dtype);
   EngineConfig config = resolve_draft(draft, checkpoint, head.layer, target_config);
+  config.speculation = target_config.speculation;
   config.parallel = target_config.parallel;
   config.num_threads = target_config.num_threads;
   if (!head.has_cache()) config.cache.groups.clear();

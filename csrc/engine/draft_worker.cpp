@@ -1,11 +1,11 @@
 #include "engine/draft_worker.h"
 
 #include <algorithm>
+#include <ranges>
 
 #include "engine/recorded_draw.h"
 #include "io/checkpoint.h"
 #include "kernels/device_steps.h"
-#include "sampling/token_noise.h"
 
 namespace llmserve {
 
@@ -24,8 +24,9 @@ class DraftWorker::Draw final : public StepSink {
                            draft_.sampled_);
     for (size_t row = begin; row < begin + count; ++row) {
       if (contexts_[row].num_choices > 1)
-        draft_.choose(logits.slice(0, static_cast<int64_t>(row - begin), 1),
-                      batch_.sample_tasks[row], row, contexts_[row].num_choices);
+        draft_.choices_.draw(logits.slice(0, static_cast<int64_t>(row - begin), 1),
+                             batch_.sample_tasks[row], draft_.sampled_.rows[row],
+                             contexts_[row].num_choices, row);
     }
   }
 
@@ -43,11 +44,14 @@ DraftWorker::DraftWorker(const EngineConfig& config, const Worker& target, MaskF
       builder_(config.cache.block_size, row_groups(config.cache.groups).size()),
       sampler_(worker_.backend()),
       masks_(masks),
-      is_exact_(is_exact) {}
+      is_exact_(is_exact),
+      choices_(sampler_, worker_.backend().memory()) {}
 
 const SampledTokens& DraftWorker::run(const StepPlan& plan,
                                       std::span<const DraftContext> contexts) {
-  if (worker_.steps() != nullptr && !config_.enforce_eager)
+  const bool is_chain = std::ranges::all_of(
+      contexts, [](const DraftContext& context) { return context.num_choices == 1; });
+  if (worker_.steps() != nullptr && !config_.enforce_eager && is_chain)
     if (const auto recorded =
             recorded_shape(plan, {.max_num_seqs = config_.scheduler.max_num_seqs,
                                   .max_model_len = config_.scheduler.max_model_len,
@@ -64,8 +68,7 @@ const SampledTokens& DraftWorker::run(const StepPlan& plan,
     if (!is_exact_ && !task.params->draw.is_greedy()) task.drawn_from = &begin_guess(task);
   }
   sampled_.clear();
-  if (choices_.size() < contexts.size()) choices_.resize(contexts.size());
-  for (std::vector<DraftChoice>& choices : choices_) choices.clear();
+  choices_.begin(contexts.size());
   Draw draw(*this, batch, contexts);
   masks_.begin_drafts(batch.sample_tasks);
   worker_.prepare(batch);
@@ -98,34 +101,6 @@ MemoryUse DraftWorker::memory_use() const {
   MemoryUse use = worker_.memory_use();
   use.workspace_bytes -= std::min(worker_.scratch_bytes(), target_scratch_bytes_);
   return use;
-}
-
-// Each is drawn without those before it. The noise is that of the target's draw.
-void DraftWorker::choose(const ConstTensor& logits, const SampleTask& task, size_t row,
-                         int32_t count) {
-  std::vector<DraftChoice>& choices = choices_[row];
-  if (!sampled_.rows[row].is_valid || task.awaits_mask) return;
-  choices.push_back({.token_id = sampled_.rows[row].token_id});
-  banned_.assign(task.banned_token_ids.begin(), task.banned_token_ids.end());
-  SampleTask other = task;
-  other.only_draws = false;
-  while (std::ssize(choices) < count) {
-    banned_.push_back(choices.back().token_id);
-    other.banned_token_ids = banned_;
-    chosen_.clear();
-    sampler_.sample(logits, std::span(&other, 1), chosen_);
-    if (!chosen_.rows[0].is_valid) break;
-    choices.push_back({.token_id = chosen_.rows[0].token_id});
-  }
-  if (choices.size() < 2) return;
-  const auto score = [&](int32_t token_id) {
-    const float temperature = task.params->draw.temperature;
-    const float noise =
-        temperature > 0 ? temperature * token_noise(task.seed, task.position, token_id) : 0;
-    return logits.as<float>()[token_id] + noise;
-  };
-  const float distance = std::max(0.0f, score(choices[0].token_id) - score(choices[1].token_id));
-  for (DraftChoice& choice : choices) choice.distance = distance;
 }
 
 std::vector<float>& DraftWorker::begin_guess(const SampleTask& task) {

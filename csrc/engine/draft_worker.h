@@ -10,6 +10,7 @@
 
 #include "api/engine_config.h"
 #include "engine/batch_builder.h"
+#include "engine/draft_choices.h"
 #include "engine/mask_filler.h"
 #include "engine/recorded_shape.h"
 #include "engine/worker.h"
@@ -31,7 +32,7 @@ class DraftWorker final : public DraftModel {
   int64_t max_step_tokens() const override { return config_.scheduler.max_num_batched_tokens; }
 
   const SampledTokens& run(const StepPlan& plan, std::span<const DraftContext> contexts) override;
-  std::span<const DraftChoice> choices(size_t row) const override { return choices_[row]; }
+  std::span<const DraftChoice> choices(size_t row) const override { return choices_.of(row); }
   void forget(RequestId request_id, int32_t sample_index) override {
     sampler_.forget(request_id, sample_index);
     guesses_.erase({request_id, sample_index});
@@ -57,7 +58,6 @@ class DraftWorker final : public DraftModel {
 
   const SampledTokens& run_recorded(const StepPlan& plan, const RecordedShape& shape);
   std::vector<float>& begin_guess(const SampleTask& task);
-  void choose(const ConstTensor& logits, const SampleTask& task, size_t row, int32_t count);
 
   const EngineConfig config_;
   const int64_t target_scratch_bytes_;
@@ -69,9 +69,7 @@ class DraftWorker final : public DraftModel {
   std::map<std::pair<RequestId, int32_t>, Guesses> guesses_;  // by request and sample
   std::vector<std::byte> block_;                              // a batch's integers
   SampledTokens sampled_;
-  std::vector<std::vector<DraftChoice>> choices_;  // [S], of rows of which several are wanted
-  std::vector<int32_t> banned_;
-  SampledTokens chosen_;
+  DraftChoices choices_;  // of rows of which several are wanted
 };
 
 }  // namespace llmserve

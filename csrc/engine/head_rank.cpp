@@ -26,8 +26,15 @@ int64_t arena_bytes(const DraftHead& head, int64_t max_rows, int rank) {
               : 0);
 }
 
+// Of a run: each path of a tree has one.
+int64_t max_logit_rows(const EngineConfig& config) {
+  const auto num_paths =
+      int64_t{config.scheduler.max_num_seqs} * config.speculation.max_tree_paths();
+  return std::min<int64_t>(num_paths, config.scheduler.max_num_batched_tokens);
+}
+
 int64_t output_bytes(const HeadConfig& head, const EngineConfig& config) {
-  return config.scheduler.max_num_seqs * head.hidden_size() * kFloat;
+  return max_logit_rows(config) * head.hidden_size() * kFloat;
 }
 
 }  // namespace
@@ -107,7 +114,7 @@ void HeadRank::read_features(const ForwardContext& context, const HeadStep& step
   const HeadConfig& sizes = head_->config();
   if (step.place > 0) {
     const ConstTensor outputs(outputs_.data(), DType::kF32,
-                              {config_.scheduler.max_num_seqs, sizes.hidden_size()});
+                              {max_logit_rows(config_), sizes.hidden_size()});
     return backend_.gather_rows({.x = outputs, .rows = step.sources, .out = features});
   }
   if (!sizes.has_state_layer())

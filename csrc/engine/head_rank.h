@@ -67,7 +67,7 @@ class HeadRank {
   bool has_weights_ = false;
   std::unique_ptr<Arena> arena_;
   std::unique_ptr<KvStorage> kv_storage_;
-  Buffer outputs_;  // [max_num_seqs, H] f32 of the last run's logit rows
+  Buffer outputs_;  // [max_logit_rows, H] f32 of the last run's logit rows
   int64_t workspace_bytes_ = 0;
   int64_t scratch_bytes_ = 0;  // that the backend keeps for it beyond what the target needs
   // Where logits are in a device's memory: on their way through the host.

@@ -18,7 +18,11 @@ int64_t kept_state_bytes(const HeadConfig& head, const EngineConfig& config) {
 }
 
 HeadWorker::HeadWorker(HeadKind kind, const EngineConfig& config, Target target)
-    : kind_(kind), config_(config), target_(std::move(target)), sampler_(backend()) {
+    : kind_(kind),
+      config_(config),
+      target_(std::move(target)),
+      sampler_(backend()),
+      choices_(sampler_, backend().memory()) {
   for (size_t rank = 0; rank < target_.workers.size(); ++rank)
     ranks_.push_back(
         std::make_unique<HeadRank>(config_, *target_.workers[rank], static_cast<int>(rank)));
@@ -145,12 +149,13 @@ void HeadWorker::lay_out(const HeadStep& step) {
 const SampledTokens& HeadWorker::run(HeadStep& step) {
   lay_out(step);
   sampled_.clear();
+  choices_.begin(step.samples.size());
   if (keeps_logits_) logits_.clear();
   target_.masks.begin_drafts(step.samples);
   const ConstTensor kept(kept_.data(), DType::kF32, {num_kept(), head().state_size()});
   const HeadRank::TakeLogits take = [&](const ConstTensor& logits, size_t begin) {
     if (begin == 0) target_.masks.finish_drafts(step.samples);
-    draw(logits, std::span(step.samples).subspan(begin, static_cast<size_t>(logits.shape[0])));
+    draw(logits, step, begin);
   };
   target_.run_on_ranks(
       [&](int rank) { ranks_[static_cast<size_t>(rank)]->run(step, input_, copies_, kept, take); });
@@ -159,14 +164,22 @@ const SampledTokens& HeadWorker::run(HeadStep& step) {
 }
 
 // What is not of the head's vocabulary is not drawn.
-void HeadWorker::draw(const ConstTensor& logits, std::span<const SampleTask> tasks) {
+void HeadWorker::draw(const ConstTensor& logits, const HeadStep& step, size_t begin) {
   if (keeps_logits_) {
     const auto size = logits_.size();
     logits_.resize(size + static_cast<size_t>(logits.num_elements()));
     backend().memory().copy_to_host(logits_.data() + size, logits.data, logits.num_bytes());
   }
-  if (head().target_tokens.empty()) return sampler_.sample(logits, tasks, sampled_);
-  sampler_.sample(first().expand(logits), tasks, sampled_);
+  const auto tasks = std::span(step.samples).subspan(begin, static_cast<size_t>(logits.shape[0]));
+  const ConstTensor drawn_from =
+      head().target_tokens.empty() ? logits : ConstTensor(first().expand(logits));
+  sampler_.sample(drawn_from, tasks, sampled_);
+  for (size_t i = 0; i < tasks.size() && !step.num_choices.empty(); ++i) {
+    const size_t row = begin + i;
+    if (step.num_choices[row] > 1)
+      choices_.draw(drawn_from.slice(0, static_cast<int64_t>(i), 1), tasks[i], sampled_.rows[row],
+                    step.num_choices[row], row);
+  }
 }
 
 MemoryUse HeadWorker::memory_use() const {

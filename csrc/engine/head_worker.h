@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "api/engine_config.h"
+#include "engine/draft_choices.h"
 #include "engine/head_rank.h"
 #include "engine/mask_filler.h"
 #include "engine/worker.h"
@@ -43,6 +44,7 @@ class HeadWorker final : public HeadModel {
   int64_t num_kept() const override { return num_kept_states(config_); }
   void keep(const Tensor& states, std::span<const int32_t> kept) override;
   const SampledTokens& run(HeadStep& step) override;
+  std::span<const DraftChoice> choices(size_t row) const override { return choices_.of(row); }
   void forget(RequestId request_id, int32_t sample_index) override {
     sampler_.forget(request_id, sample_index);
   }
@@ -63,7 +65,7 @@ class HeadWorker final : public HeadModel {
   void load();
   void check_files() const;
   void lay_out(const HeadStep& step);
-  void draw(const ConstTensor& logits, std::span<const SampleTask> tasks);
+  void draw(const ConstTensor& logits, const HeadStep& step, size_t begin);
 
   const HeadKind kind_;
   const EngineConfig config_;
@@ -77,6 +79,7 @@ class HeadWorker final : public HeadModel {
   std::vector<int64_t> kept_slots_;     // [T] of a layer's rows in it
   Sampler sampler_;
   SampledTokens sampled_;
+  DraftChoices choices_;
   bool keeps_logits_ = false;
   std::vector<float> logits_;
   // A step's arrays.

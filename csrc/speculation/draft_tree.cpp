@@ -67,6 +67,35 @@ int32_t DraftTree::num_wanted(const SpeculationConfig& config, int32_t node) con
   }));
 }
 
+void grow_tree(DraftTree& tree, const TreeRequest& request, TreeTip& tip, bool is_own,
+               std::span<const DraftChoice> choices, int32_t max_tokens,
+               const std::function<bool(int32_t token_id, int32_t num_guesses)>& may_go_on,
+               const std::function<void(const TreeTip&)>& give) {
+  const TreeTip from = tip;
+  const int32_t num_guesses = from.num_guesses + 1;
+  const auto wanted = static_cast<size_t>(tree.num_wanted(request.config, from.node));
+  for (size_t i = 0; i < std::min(choices.size(), wanted); ++i) {
+    const auto rank = static_cast<int32_t>(i);
+    const bool is_tip = is_own && rank == 0;
+    if (std::ssize(tree.nodes) >= kMaxTreeSize && !is_tip) return;
+    const DraftChoice& choice = choices[i];
+    const TreeTip grown{.node = static_cast<int32_t>(tree.nodes.size()),
+                        .num_guesses = num_guesses,
+                        .survival = from.survival * request.rates.rate(choice.distance, rank)};
+    tree.nodes.push_back({.parent = from.node,
+                          .token_id = choice.token_id,
+                          .rank = rank,
+                          .distance = choice.distance});
+    if (is_tip) {
+      tip = grown;
+    } else if (num_guesses < max_tokens && grown.survival >= request.min_survival &&
+               tree.num_wanted(request.config, grown.node) > 0 &&
+               may_go_on(choice.token_id, num_guesses)) {
+      give(grown);
+    }
+  }
+}
+
 void DraftTree::note_drawn(std::span<const int32_t> drawn, ChoiceRates& rates) const {
   int32_t parent = -1;
   for (const int32_t token_id : drawn) {

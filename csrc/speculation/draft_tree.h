@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <span>
 #include <vector>
@@ -69,5 +70,21 @@ struct TreeRequest {
   const ChoiceRates& rates;
   double min_survival = 0;  // what is less likely is not gone on from
 };
+
+// A path that is gone on from: its last guess is to be run.
+struct TreeTip {
+  int32_t node = -1;  // -1: nothing is guessed yet
+  int32_t num_guesses = 0;
+  double survival = 1;
+};
+
+// Adds what a row behind `tip` chose to the tree. Of a task's own path the first choice becomes the
+// tip. Gives, in turn, the other tips that are likely enough to be gone on from, where
+// may_go_on(token, guesses before it) and the request has guesses behind them; a task has
+// max_tokens of them in a path.
+void grow_tree(DraftTree& tree, const TreeRequest& request, TreeTip& tip, bool is_own,
+               std::span<const DraftChoice> choices, int32_t max_tokens,
+               const std::function<bool(int32_t token_id, int32_t num_guesses)>& may_go_on,
+               const std::function<void(const TreeTip&)>& give);
 
 }  // namespace llmserve

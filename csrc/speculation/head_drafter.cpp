@@ -1,17 +1,14 @@
 #include "speculation/head_drafter.h"
 
 #include <algorithm>
+#include <functional>
+#include <iterator>
 
 #include "core/error.h"
 #include "core/token_hash.h"
 
 namespace llmserve {
 namespace {
-
-// Steps without a guess after which nobody counts on the next.
-constexpr int64_t kIdleSteps = 64;
-// Of a sequence that nobody guesses, states of so many of its newest tokens stay.
-constexpr int64_t kIdleKept = 64;
 
 // A head without a cache has books of a single block, which nothing asks for.
 CacheConfig books_of(CacheConfig cache) {
@@ -41,6 +38,7 @@ void HeadStep::clear() {
   sequences.clear();
   logit_rows.clear();
   samples.clear();
+  num_choices.clear();
   copies.clear();
 }
 
@@ -89,28 +87,6 @@ void HeadDrafter::look_up(Entry& entry) {
   entry.is_whole = true;
 }
 
-void HeadDrafter::drop_kept(Entry& entry, int64_t count) {
-  free_.insert(free_.end(), entry.kept.begin(), entry.kept.begin() + count);
-  entry.kept.erase(entry.kept.begin(), entry.kept.begin() + count);
-  entry.token_ids.erase(entry.token_ids.begin(), entry.token_ids.begin() + count);
-  entry.first_kept += count;
-}
-
-void HeadDrafter::cut_kept(Entry& entry, int64_t end) {
-  const int64_t size = std::clamp<int64_t>(end - entry.first_kept, 0, std::ssize(entry.kept));
-  free_.insert(free_.end(), entry.kept.begin() + size, entry.kept.end());
-  entry.kept.resize(static_cast<size_t>(size));
-  entry.token_ids.resize(static_cast<size_t>(size));
-}
-
-// Nobody guesses: the newest states of each sequence stay.
-void HeadDrafter::shed() {
-  const int64_t fair = model_.num_kept() / (2 * std::max<int64_t>(1, std::ssize(entries_)));
-  const int64_t size = std::clamp<int64_t>(fair, 1, kIdleKept);
-  for (auto& [key, entry] : entries_)
-    drop_kept(entry, std::max<int64_t>(0, std::ssize(entry.kept) - size));
-}
-
 // All blocks of a sequence go back. What it runs from now on comes behind a gap.
 void HeadDrafter::let_go(Entry& entry) {
   kv_cache_.release(entry.table);
@@ -121,53 +97,6 @@ void HeadDrafter::let_go(Entry& entry) {
 // For the head: nothing is guessed of it any more.
 bool HeadDrafter::is_too_long(const Entry& entry) const {
   return std::max(entry.num_certain, std::ssize(entry.prompt->token_ids)) >= model_.max_model_len();
-}
-
-void HeadDrafter::keep_states(const Tensor& states) {
-  model_.keep(states, to_keep_);
-  std::ranges::fill(to_keep_, -1);
-}
-
-void HeadDrafter::take_states(const StepPlan& plan, const Tensor& states) {
-  to_keep_.assign(plan.token_ids.size(), -1);
-  const bool is_idle = num_idle_steps_ > kIdleSteps;
-  bool is_decoding = false;
-  for (const ScheduledSequence& sequence : plan.sequences) {
-    Entry* const entry = entry_of(sequence.request_id, sequence.sample_index);
-    if (entry == nullptr) continue;
-    is_decoding |= !sequence.is_prefill;
-    const std::span<const int32_t> token_ids = plan.tokens_of(sequence);
-    const int64_t start = sequence.start_position;
-    // What stood there was a guess that was not right, or runs again.
-    cut_kept(*entry, start);
-    entry->num_certain = std::max(entry->num_certain, sequence.num_known());
-    if (is_too_long(*entry)) {
-      drop_kept(*entry, std::ssize(entry->kept));
-      let_go(*entry);
-      continue;
-    }
-    // The last row in the pool may be asked for again.
-    const int64_t first = std::max(start, entry->next_position - 1);
-    if (first > entry->end_kept() || entry->kept.empty()) {
-      drop_kept(*entry, std::ssize(entry->kept));
-      entry->first_kept = first;
-    }
-    for (int64_t position = std::max(first, entry->end_kept()); position < sequence.end_position();
-         ++position) {
-      if (free_.empty()) keep_states(states);  // before a place is used again
-      if (free_.empty() && !is_idle) catch_up();
-      if (free_.empty()) shed();
-      if (free_.empty()) break;
-      const int32_t place = free_.back();
-      free_.pop_back();
-      to_keep_[static_cast<size_t>(sequence.first_token + position - start)] = place;
-      entry->kept.push_back(place);
-      entry->token_ids.push_back(token_ids[static_cast<size_t>(position - start)]);
-    }
-  }
-  keep_states(states);
-  if (is_decoding) ++num_idle_steps_;
-  if (plan.num_prefill_tokens > 0 && !is_idle) catch_up();
 }
 
 // Rows that can run without a task: of states whose next token is certain and kept.
@@ -242,20 +171,25 @@ void HeadDrafter::draft(std::span<const DraftTask> tasks, std::span<std::vector<
   ++num_calls_;
   num_idle_steps_ = 0;
   catch_up();
+  for (Job& job : jobs_) drop_twigs(job);  // of a call that was cut off
   jobs_.clear();
+  trees_.assign(std::max(trees_.size(), tasks.size()), {});
   for (size_t i = 0; i < tasks.size(); ++i) {
     Job job{.task = &tasks[i],
             .entry = entry_of(tasks[i].request_id, tasks[i].sample_index),
-            .draft = &drafts[i]};
+            .draft = &drafts[i],
+            .tree = &trees_[i]};
     if (job.entry != nullptr && begin_job(job)) jobs_.push_back(std::move(job));
   }
   if (!run_first()) return;
   while (run_next()) {
   }
   // Rows that stand on guesses are not kept: the states of what is accepted come.
-  for (Job& job : jobs_)
+  for (Job& job : jobs_) {
+    drop_twigs(job);
     if (has_cache_ && job.entry->table.num_blocks() > 0)
       kv_cache_.truncate(job.entry->table, job.entry->num_rows);
+  }
 }
 
 // False: the state of the newest token that has run is not there, and nothing can be guessed.
@@ -267,6 +201,7 @@ bool HeadDrafter::begin_job(Job& job) {
   entry.num_certain = std::ssize(known);
   if (!entry.params) entry.params = draft_params(*job.task->params, sampling_);
   if (last < 0 || std::ssize(known) >= model_.max_model_len()) return false;
+  settle_branches(entry, known);
   // States of guesses that were not right.
   int64_t end = entry.first_kept;
   while (end < std::min(entry.end_kept(), last + 1) &&
@@ -287,7 +222,7 @@ bool HeadDrafter::begin_job(Job& job) {
 // The row of the newest token of each, and those before it that were not run.
 bool HeadDrafter::run_first() {
   step_.clear();
-  row_jobs_.clear();
+  owners_.clear();
   int64_t budget = model_.max_step_rows();
   for (Job& job : jobs_) {
     Entry& entry = *job.entry;
@@ -298,7 +233,7 @@ bool HeadDrafter::run_first() {
       step_.sources.push_back(entry.kept[static_cast<size_t>(last - entry.first_kept)]);
       step_.sequences.push_back({.num_rows = 1});
       entry.next_position = last + 1;
-      ask(job, static_cast<int32_t>(std::ssize(step_.token_ids) - 1));
+      ask(job);
       continue;
     }
     const int64_t num_rows = last + 1 - std::max(entry.next_position, entry.first_kept);
@@ -308,9 +243,9 @@ bool HeadDrafter::run_first() {
     }
     plan_rows(entry, num_rows, job.token_ids);
     budget -= num_rows;
-    ask(job, static_cast<int32_t>(std::ssize(step_.token_ids) - 1));
+    ask(job);
   }
-  if (row_jobs_.empty()) return false;
+  if (owners_.empty()) return false;
   take_guesses(model_.run(step_));
   for (Job& job : jobs_) {
     Entry& entry = *job.entry;
@@ -322,87 +257,180 @@ bool HeadDrafter::run_first() {
   return true;
 }
 
-// A row of each guess, which reads what the row before it gave.
+// A row of each guess, which reads what the row before it gave. Those of trees take what room is
+// left. Heads that keep no rows say the same behind all guesses of a place: a row of one does for
+// all.
 bool HeadDrafter::run_next() {
   const int32_t place = step_.place + 1;
   step_.clear();
   step_.place = place;
-  row_jobs_.clear();
+  owners_.clear();
   if (model_.max_guesses() > 0 && place >= model_.max_guesses()) return false;
+  for (Job& job : jobs_)
+    if (!job.is_done && !plan_guess(job, -1, place)) job.is_done = true;
   for (Job& job : jobs_) {
-    if (job.is_done) continue;
-    Entry& entry = *job.entry;
-    const int64_t row = entry.num_rows + place - 1;
-    if (has_cache_) {
-      if (!kv_cache_.can_allocate(entry.table, row, 1)) {
-        job.is_done = true;
-        continue;
-      }
-      kv_cache_.allocate(entry.table, row, 1, step_.copies);
-    }
-    step_.token_ids.push_back(job.token_ids.back());
-    step_.positions.push_back(static_cast<int32_t>(std::ssize(job.token_ids) - 2));
-    step_.sources.push_back(job.logit_row);
-    HeadSequence sequence{.num_rows = 1, .first_row = row};
-    if (has_cache_) sequence.block_tables = entry.table.blocks;
-    step_.sequences.push_back(sequence);
-    ask(job, static_cast<int32_t>(std::ssize(step_.token_ids) - 1));
+    const bool has_row = !has_cache_ && !job.is_done;
+    const size_t num_twigs = has_cache_ ? job.twigs.size() : std::min<size_t>(job.twigs.size(), 1);
+    for (size_t twig = 0; twig < num_twigs && !has_row; ++twig)
+      if (std::ssize(step_.token_ids) < model_.max_step_rows())
+        plan_guess(job, static_cast<int32_t>(twig), place);
   }
-  if (row_jobs_.empty()) return false;
+  if (owners_.empty()) return false;
   take_guesses(model_.run(step_));
   return true;
 }
 
-// A guess behind the row.
-void HeadDrafter::ask(Job& job, int32_t row) {
+// The row of a path's last guess, at `place`, - 1: the task's own. False: there is no room.
+bool HeadDrafter::plan_guess(Job& job, int32_t twig_idx, int32_t place) {
+  Entry& entry = *job.entry;
+  Twig* const twig = twig_idx < 0 ? nullptr : &job.twigs[static_cast<size_t>(twig_idx)];
+  BlockTable& table = twig == nullptr ? entry.table : twig->table;
+  const int64_t row = entry.num_rows + place - 1;
+  HeadSequence sequence{.num_rows = 1, .first_row = row};
+  if (has_cache_) {
+    if (!kv_cache_.can_allocate(table, row, 1)) return false;
+    kv_cache_.allocate(table, row, 1, step_.copies);
+    sequence.block_tables = table.blocks;
+  }
+  step_.token_ids.push_back(twig == nullptr
+                                ? job.token_ids.back()
+                                : job.tree->nodes[static_cast<size_t>(twig->tip.node)].token_id);
+  step_.positions.push_back(static_cast<int32_t>(std::ssize(job.task->token_ids) + place - 2));
+  step_.sources.push_back(twig == nullptr ? job.logit_row : twig->logit_row);
+  step_.sequences.push_back(sequence);
+  ask(job, twig_idx);
+  return true;
+}
+
+// A guess behind the last row. Requests with trees have no edits, so that nobody reads the tokens
+// of a twig's row.
+void HeadDrafter::ask(Job& job, int32_t twig) {
   const DraftTask& task = *job.task;
   const SamplingParams& params = *job.entry->params;
-  const int64_t position = std::ssize(job.token_ids);
+  const bool is_own = twig < 0;
+  const int64_t position =
+      is_own ? std::ssize(job.token_ids)
+             : std::ssize(task.token_ids) + job.twigs[static_cast<size_t>(twig)].tip.num_guesses;
   const bool may_stop = position - task.num_prompt_tokens >= params.min_tokens;
-  step_.logit_rows.push_back(row);
+  step_.logit_rows.push_back(static_cast<int32_t>(std::ssize(step_.token_ids) - 1));
   step_.samples.push_back(
       {.request_id = task.request_id,
        .sample_index = task.sample_index,
        .params = &params,
        .seed = task.seed,
        .position = position,
-       .token_ids = job.token_ids,
+       .token_ids = is_own ? std::span<const int32_t>(job.token_ids) : task.token_ids,
        .num_prompt_tokens = task.num_prompt_tokens,
-       .num_drafted_tokens = static_cast<int32_t>(position - std::ssize(task.token_ids)),
+       .num_drafted_tokens =
+           is_own ? static_cast<int32_t>(position - std::ssize(task.token_ids)) : 0,
        .only_draws = may_stop && params.only_draws(),
        .banned_token_ids = may_stop ? std::span<const int32_t>() : task.stop_token_ids});
-  job.logit_row = static_cast<int32_t>(row_jobs_.size());
-  row_jobs_.push_back(&job);
+  int32_t num_choices = 1;
+  if (task.tree != nullptr) {  // the second says how sure the first is
+    num_choices = 2;
+    const auto count = [&](const TreeTip& tip) {
+      num_choices = std::max(num_choices, job.tree->num_wanted(task.tree->config, tip.node));
+    };
+    if (is_own) count(job.tip);
+    if (!is_own || !has_cache_)
+      for (const Twig& other : job.twigs) count(other.tip);
+  }
+  step_.num_choices.push_back(num_choices);
+  if (is_own) job.logit_row = static_cast<int32_t>(owners_.size());
+  owners_.push_back({.job = &job, .twig = twig});
 }
 
 void HeadDrafter::take_guesses(const SampledTokens& sampled) {
-  for (size_t i = 0; i < row_jobs_.size(); ++i) {
-    Job& job = *row_jobs_[i];
-    const DraftTask& task = *job.task;
-    const SampledToken& token = sampled.rows[i];
-    job.is_done = true;
-    if (token.awaits_mask) continue;
-    if (!token.is_valid) {
-      if (token.error_idx < 0)
-        throw DeviceError(
-            concat("the head's logits of position ", job.token_ids.size(), " are not finite"));
-      continue;
-    }
-    const int64_t num_generated = std::ssize(job.token_ids) - task.num_prompt_tokens + 1;
-    job.token_ids.push_back(token.token_id);
-    job.draft->push_back(token.token_id);
-    const bool ends =
-        token.is_end || (num_generated >= job.entry->params->min_tokens &&
-                         std::ranges::binary_search(task.stop_token_ids, token.token_id));
-    job.is_done = ends || std::ssize(*job.draft) >= task.max_tokens ||
-                  std::ssize(job.token_ids) >= model_.max_model_len();
+  for (size_t i = 0; i < owners_.size(); ++i) {
+    Job& job = *owners_[i].job;
+    const int32_t twig = owners_[i].twig;
+    const auto row = static_cast<int32_t>(i);
+    if (twig < 0) take_guess(job, sampled.rows[i]);
+    if (job.task->tree == nullptr) continue;
+    if (twig < 0 || has_cache_) grow(job, twig, row);
+    if (!has_cache_)
+      for (size_t other = 0; other < job.twigs.size(); ++other)
+        grow(job, static_cast<int32_t>(other), row);
   }
+  for (Job& job : jobs_)
+    if (job.task->tree != nullptr) choose_twigs(job);
+  buds_.clear();
+}
+
+bool HeadDrafter::ends_text(const Job& job, int32_t token_id, int64_t num_guesses) const {
+  const DraftTask& task = *job.task;
+  const int64_t num_generated = std::ssize(task.token_ids) + num_guesses - task.num_prompt_tokens;
+  return num_generated >= job.entry->params->min_tokens &&
+         std::ranges::binary_search(task.stop_token_ids, token_id);
+}
+
+void HeadDrafter::take_guess(Job& job, const SampledToken& token) {
+  const DraftTask& task = *job.task;
+  job.is_done = true;
+  if (token.awaits_mask) return;
+  if (!token.is_valid) {
+    if (token.error_idx < 0)
+      throw DeviceError(
+          concat("the head's logits of position ", job.token_ids.size(), " are not finite"));
+    return;
+  }
+  job.token_ids.push_back(token.token_id);
+  job.draft->push_back(token.token_id);
+  const bool ends = token.is_end || ends_text(job, token.token_id, std::ssize(*job.draft));
+  job.is_done = ends || std::ssize(*job.draft) >= task.max_tokens ||
+                std::ssize(job.token_ids) >= model_.max_model_len();
+}
+
+// What a row chose are guesses of one place behind a path, - 1: the task's own.
+void HeadDrafter::grow(Job& job, int32_t twig_idx, int32_t logit_row) {
+  const DraftTask& task = *job.task;
+  const bool is_own = twig_idx < 0;
+  Twig* const twig = is_own ? nullptr : &job.twigs[static_cast<size_t>(twig_idx)];
+  const BlockTable* const table = is_own ? &job.entry->table : &twig->table;
+  const auto may_go_on = [&](int32_t token_id, int32_t num_guesses) {
+    return std::ssize(task.token_ids) + num_guesses < model_.max_model_len() &&
+           !ends_text(job, token_id, num_guesses);
+  };
+  grow_tree(*job.tree, *task.tree, is_own ? job.tip : twig->tip, is_own,
+            model_.choices(static_cast<size_t>(logit_row)), task.max_tokens, may_go_on,
+            [&](const TreeTip& tip) {
+              buds_.push_back({.job = &job, .tip = tip, .logit_row = logit_row, .table = table});
+            });
+  if (is_own && job.tree->num_wanted(task.tree->config, job.tip.node) == 0) job.is_done = true;
+}
+
+// The likeliest are gone on from, and all of a tree that is given. Their tables are made while
+// those they come from hold the rows before them and nothing else.
+void HeadDrafter::choose_twigs(Job& job) {
+  const SpeculationConfig& config = job.task->tree->config;
+  std::vector<Bud> buds;
+  std::ranges::copy_if(buds_, std::back_inserter(buds),
+                       [&](const Bud& bud) { return bud.job == &job; });
+  std::ranges::stable_sort(buds, std::ranges::greater(),
+                           [](const Bud& bud) { return bud.tip.survival; });
+  if (config.token_tree.empty() && std::ssize(buds) > config.tree_width)
+    buds.resize(static_cast<size_t>(config.tree_width));
+  std::vector<Twig> twigs(buds.size());
+  for (size_t i = 0; i < buds.size(); ++i) {
+    twigs[i].tip = buds[i].tip;
+    twigs[i].logit_row = buds[i].logit_row;
+    if (has_cache_) kv_cache_.fork(*buds[i].table, twigs[i].table);
+  }
+  drop_twigs(job);
+  job.twigs = std::move(twigs);
+}
+
+void HeadDrafter::drop_twigs(Job& job) {
+  if (has_cache_)
+    for (Twig& twig : job.twigs) kv_cache_.release(twig.table);
+  job.twigs.clear();
 }
 
 void HeadDrafter::forget(RequestId request_id, int32_t sample_index, bool is_last) {
   model_.forget(request_id, sample_index);
   if (const auto place = entries_.find({request_id, sample_index}); place != entries_.end()) {
     cut_kept(place->second, place->second.first_kept);
+    drop_branches(place->second);
     kv_cache_.release(place->second.table);
     kv_cache_.give_back_replaced();
     entries_.erase(place);
@@ -418,9 +446,12 @@ void HeadDrafter::reset() {
 void HeadDrafter::check_integrity() const {
   std::vector<const BlockTable*> tables;
   for (const auto& [key, entry] : entries_) tables.push_back(&entry.table);
+  for (const Job& job : jobs_)
+    for (const Twig& twig : job.twigs) tables.push_back(&twig.table);
   kv_cache_.check_integrity(tables);
   int64_t num_kept = std::ssize(free_);
-  for (const auto& [key, entry] : entries_) num_kept += std::ssize(entry.kept);
+  for (const auto& [key, entry] : entries_)
+    num_kept += std::ssize(entry.kept) + std::ssize(entry.branch_states);
   check_internal(num_kept == model_.num_kept(), "each place of a state is free or an entry's");
 }
 

@@ -30,6 +30,7 @@ class HeadDrafter final : public Drafter {
   HeadDrafter(HeadModel& model, DraftSampling sampling);
 
   void draft(std::span<const DraftTask> tasks, std::span<std::vector<int32_t>> drafts) override;
+  const DraftTree* tree(size_t task_idx) const override { return &trees_[task_idx]; }
   std::vector<int32_t> wanted_layers() const override { return model_.wanted_layers(); }
   void take_states(const StepPlan& plan, const Tensor& states) override;
   void begin(const Request& request) override;
@@ -44,6 +45,13 @@ class HeadDrafter final : public Drafter {
     std::vector<int32_t> token_ids;  // with those that were generated before
     std::string salt;
   };
+  // The state of a guess of a branch that no path before it has.
+  struct BranchState {
+    int64_t position = 0;
+    int32_t token_id = 0;
+    int32_t parent = -1;  // of those before it; -1: the sequence's own path has the one before
+    int32_t place = 0;    // of the model's
+  };
   // What is kept of a sequence.
   struct Entry {
     BlockTable table;
@@ -53,22 +61,44 @@ class HeadDrafter final : public Drafter {
     bool has_looked_up = false;  // the table was given what the cache has
     // States of tokens from first_kept on, certain or guessed, and which tokens they were.
     int64_t first_kept = 0;
-    std::vector<int32_t> kept;       // places of the model's
-    std::vector<int32_t> token_ids;  // [kept]
-    int64_t num_certain = 0;         // tokens of the sequence that are
+    std::vector<int32_t> kept;               // places of the model's
+    std::vector<int32_t> token_ids;          // [kept]
+    std::vector<BranchState> branch_states;  // of the newest step
+    int64_t num_certain = 0;                 // tokens of the sequence that are
     std::optional<SamplingParams> params;
     int64_t last_used = 0;  // by num_calls_
     const Prompt* prompt = nullptr;
 
     int64_t end_kept() const { return first_kept + std::ssize(kept); }
   };
+  // Of a tree, a path that is gone on from, beside the one that the task's guesses are.
+  struct Twig {
+    TreeTip tip;
+    int32_t logit_row = -1;  // of the last run: the one that its last guess was drawn of
+    BlockTable table;        // of all rows before that guess's
+  };
   struct Job {
     const DraftTask* task = nullptr;
     Entry* entry = nullptr;
     std::vector<int32_t>* draft = nullptr;
+    DraftTree* tree = nullptr;
     std::vector<int32_t> token_ids;  // [position] those of the task, then guesses
     int32_t logit_row = -1;          // of the last run
     bool is_done = false;
+    TreeTip tip = {};
+    std::vector<Twig> twigs = {};
+  };
+  // Whose a logit row is: the task's own guess, or a twig's.
+  struct RowOwner {
+    Job* job = nullptr;
+    int32_t twig = -1;
+  };
+  // A guess of a tree behind which others may be.
+  struct Bud {
+    Job* job = nullptr;
+    TreeTip tip;
+    int32_t logit_row = -1;
+    const BlockTable* table = nullptr;
   };
 
   Entry* entry_of(RequestId request_id, int32_t sample_index);
@@ -78,16 +108,25 @@ class HeadDrafter final : public Drafter {
   void keep_states(const Tensor& states);       // those of to_keep_
   void drop_kept(Entry& entry, int64_t count);  // the oldest
   void cut_kept(Entry& entry, int64_t end);     // those from position `end` on
+  void keep_branch(Entry& entry, const StepPlan& plan, const ScheduledSequence& branch);
+  void settle_branches(Entry& entry, std::span<const int32_t> known);
+  void drop_branches(Entry& entry);
   void shed();
   bool begin_job(Job& job);
   int64_t num_runnable(const Entry& entry) const;
   void plan_rows(Entry& entry, int64_t num_rows, std::span<const int32_t> token_ids);
   bool make_room(const Entry& entry, int64_t num_new_rows);
   void catch_up();
-  void ask(Job& job, int32_t row);
+  void ask(Job& job, int32_t twig = -1);
   bool run_first();
   bool run_next();
+  bool plan_guess(Job& job, int32_t twig, int32_t place);
   void take_guesses(const SampledTokens& sampled);
+  void take_guess(Job& job, const SampledToken& token);
+  bool ends_text(const Job& job, int32_t token_id, int64_t num_guesses) const;
+  void grow(Job& job, int32_t twig, int32_t logit_row);
+  void choose_twigs(Job& job);
+  void drop_twigs(Job& job);
 
   HeadModel& model_;
   const DraftSampling sampling_;
@@ -101,7 +140,9 @@ class HeadDrafter final : public Drafter {
   int64_t num_idle_steps_ = 0;  // that had tokens to be guessed behind, since it was asked
   std::vector<Job> jobs_;
   HeadStep step_;
-  std::vector<Job*> row_jobs_;  // [S]
+  std::vector<RowOwner> owners_;  // [S]
+  std::vector<DraftTree> trees_;  // [tasks]
+  std::vector<Bud> buds_;
 };
 
 }  // namespace llmserve

@@ -11,6 +11,7 @@
 #include "core/tensor.h"
 #include "kv_cache/block_table.h"
 #include "sampling/sampling_slot.h"
+#include "speculation/draft_tree.h"
 
 namespace llmserve {
 
@@ -28,8 +29,9 @@ struct HeadStep {
   std::vector<int32_t> positions;  // [T] of those that they stand for
   std::vector<int32_t> sources;    // [T] at place 0 kept states, then logit rows of the run before
   std::vector<HeadSequence> sequences;
-  std::vector<int32_t> logit_rows;  // [S] of the rows
-  std::vector<SampleTask> samples;  // [S]
+  std::vector<int32_t> logit_rows;   // [S] of the rows
+  std::vector<SampleTask> samples;   // [S]
+  std::vector<int32_t> num_choices;  // [S] different tokens that are wanted, in turn
   std::vector<BlockCopy> copies;
 
   void clear();
@@ -53,10 +55,13 @@ class HeadModel {
   // two share; -1: they are not kept.
   virtual void keep(const Tensor& states, std::span<const int32_t> kept) = 0;
 
-  // Runs the rows and draws a token for each logit row, one of a sequence at most, under the masks
-  // of its grammar; a row whose mask is late awaits it. Valid until the next call. Throws what a
+  // Runs the rows and draws a token for each logit row, one of a sequence with a grammar at most,
+  // under its masks; a row whose mask is late awaits it. Valid until the next call. Throws what a
   // step throws.
   virtual const SampledTokens& run(HeadStep& step) = 0;
+  // Of a logit row of the last run() of which several were wanted, what was drawn, in order; fewer
+  // where no more are left.
+  virtual std::span<const DraftChoice> choices(size_t row) const = 0;
   // The sample has ended.
   virtual void forget(RequestId request_id, int32_t sample_index) = 0;
 };

@@ -180,7 +180,7 @@ void ModelDrafter::plan_tokens(Job& job, int64_t num_tokens) {
   plan_.logit_rows.push_back(row);
   contexts_.push_back({.token_ids = entry.token_ids,
                        .num_drafted = static_cast<int32_t>(position - entry.num_known),
-                       .num_choices = num_choices(job, job.node)});
+                       .num_choices = num_choices(job, job.tip.node)});
   owners_.push_back({.job = &job});
 }
 
@@ -211,7 +211,7 @@ int32_t ModelDrafter::num_choices(const Job& job, int32_t node) const {
 void ModelDrafter::plan_twig(Job& job, size_t twig_idx) {
   Twig& twig = job.twigs[twig_idx];
   const Entry& entry = *job.entry;
-  const int64_t start = entry.num_known + twig.num_guesses - 1;
+  const int64_t start = entry.num_known + twig.tip.num_guesses - 1;
   if (!kv_cache_.can_allocate(twig.table, start, 1)) return;
   kv_cache_.allocate(twig.table, start, 1, plan_.copies);
   plan_.sequences.push_back({.request_id = job.task->request_id,
@@ -220,12 +220,12 @@ void ModelDrafter::plan_twig(Job& job, size_t twig_idx) {
                              .num_tokens = 1,
                              .start_position = start,
                              .block_tables = twig.table.blocks});
-  plan_.token_ids.push_back(job.tree->nodes[static_cast<size_t>(twig.node)].token_id);
+  plan_.token_ids.push_back(job.tree->nodes[static_cast<size_t>(twig.tip.node)].token_id);
   LogitRow row = row_of(job, start + 1);
   row.token_ids = job.task->token_ids;
   plan_.logit_rows.push_back(row);
   contexts_.push_back(
-      {.token_ids = job.task->token_ids, .num_choices = num_choices(job, twig.node)});
+      {.token_ids = job.task->token_ids, .num_choices = num_choices(job, twig.tip.node)});
   owners_.push_back({.job = &job, .twig = static_cast<int32_t>(twig_idx)});
 }
 
@@ -249,55 +249,30 @@ bool ModelDrafter::ends_text(const DraftTask& task, int32_t token_id, int64_t nu
 // The row's choices are guesses of one place, behind which others may be.
 void ModelDrafter::grow(const RowOwner& owner, std::span<const DraftChoice> choices) {
   Job& job = *owner.job;
-  const TreeRequest& request = *job.task->tree;
-  DraftTree& tree = *job.tree;
+  const DraftTask& task = *job.task;
   const bool is_own = owner.twig < 0;
-  const Twig* const twig = is_own ? nullptr : &job.twigs[static_cast<size_t>(owner.twig)];
-  const int32_t parent = is_own ? job.node : twig->node;
-  const double before = is_own ? job.survival : twig->survival;
-  const auto num_guesses =
-      static_cast<int32_t>(is_own ? std::ssize(*job.draft) : twig->num_guesses + 1);
-  const auto wanted = static_cast<size_t>(tree.num_wanted(request.config, parent));
-  for (size_t rank = 0; rank < std::min(choices.size(), wanted); ++rank) {
-    if (std::ssize(tree.nodes) >= kMaxTreeSize && !(is_own && rank == 0)) return;
-    const auto node = static_cast<int32_t>(tree.nodes.size());
-    const DraftChoice& choice = choices[rank];
-    tree.nodes.push_back({.parent = parent,
-                          .token_id = choice.token_id,
-                          .rank = static_cast<int32_t>(rank),
-                          .distance = choice.distance});
-    const double survival =
-        before * request.rates.rate(choice.distance, static_cast<int32_t>(rank));
-    if (is_own && rank == 0) {
-      job.node = node;
-      job.survival = survival;
-      if (tree.num_wanted(request.config, node) == 0) job.is_done = true;
-      continue;
-    }
-    if (num_guesses >= job.task->max_tokens || survival < request.min_survival ||
-        tree.num_wanted(request.config, node) == 0 ||
-        std::ssize(job.task->token_ids) + num_guesses >= model_.max_model_len() ||
-        ends_text(*job.task, choice.token_id, num_guesses))
-      continue;
-    buds_.push_back({.node = node,
-                     .num_guesses = num_guesses,
-                     .survival = survival,
-                     .table = is_own ? &job.entry->table : &twig->table});
-  }
+  Twig* const twig = is_own ? nullptr : &job.twigs[static_cast<size_t>(owner.twig)];
+  const BlockTable* const table = is_own ? &job.entry->table : &twig->table;
+  const auto may_go_on = [&](int32_t token_id, int32_t num_guesses) {
+    return std::ssize(task.token_ids) + num_guesses < model_.max_model_len() &&
+           !ends_text(task, token_id, num_guesses);
+  };
+  grow_tree(*job.tree, *task.tree, is_own ? job.tip : twig->tip, is_own, choices, task.max_tokens,
+            may_go_on, [&](const TreeTip& tip) { buds_.push_back({.tip = tip, .table = table}); });
+  if (is_own && job.tree->num_wanted(task.tree->config, job.tip.node) == 0) job.is_done = true;
 }
 
 // The likeliest are gone on from, and all of a tree that is given. Their tables are made while
 // those they come from hold what is before them and nothing else.
 void ModelDrafter::choose_twigs(Job& job) {
   const SpeculationConfig& config = job.task->tree->config;
-  std::ranges::stable_sort(buds_, std::ranges::greater(), &Bud::survival);
+  std::ranges::stable_sort(buds_, std::ranges::greater(),
+                           [](const Bud& bud) { return bud.tip.survival; });
   if (config.token_tree.empty() && std::ssize(buds_) > config.tree_width)
     buds_.resize(static_cast<size_t>(config.tree_width));
   std::vector<Twig> twigs(buds_.size());
   for (size_t i = 0; i < buds_.size(); ++i) {
-    twigs[i].node = buds_[i].node;
-    twigs[i].num_guesses = buds_[i].num_guesses;
-    twigs[i].survival = buds_[i].survival;
+    twigs[i].tip = buds_[i].tip;
     kv_cache_.fork(*buds_[i].table, twigs[i].table);
   }
   buds_.clear();

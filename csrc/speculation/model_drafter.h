@@ -52,10 +52,8 @@ class ModelDrafter final : public Drafter {
   };
   // Of a tree, a path that is gone on from, beside the one that the task's guesses are.
   struct Twig {
-    int32_t node = -1;  // its last, which is to run
-    int32_t num_guesses = 0;
-    double survival = 1;
-    BlockTable table;  // of all before that one
+    TreeTip tip;
+    BlockTable table;  // of all before its last guess
   };
   // A task under way.
   struct Job {
@@ -64,8 +62,7 @@ class ModelDrafter final : public Drafter {
     std::vector<int32_t>* draft = nullptr;
     DraftTree* tree = nullptr;
     bool is_done = false;
-    int32_t node = -1;  // of the tree: the last guess of `draft`
-    double survival = 1;
+    TreeTip tip = {};  // of the tree: the last guess of `draft`
     std::vector<Twig> twigs = {};
   };
   // Whose a row of the model's step is: the task's own guess, or a twig's.
@@ -75,9 +72,7 @@ class ModelDrafter final : public Drafter {
   };
   // A guess of a tree behind which others may be.
   struct Bud {
-    int32_t node = -1;
-    int32_t num_guesses = 0;
-    double survival = 0;
+    TreeTip tip;
     const BlockTable* table = nullptr;  // of all before it
   };
 

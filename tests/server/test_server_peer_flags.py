@@ -126,10 +126,6 @@ def test_lines_for_vllms_server_are_taken_or_refused_by_the_name_of_what_is_miss
         ("x --spec-type ngram-simple", {"speculative_config": {"method": "ngram"}}),
         ("x --spec-type none --slots --tags a,b --backend-sampling", {"model": ["x"]}),
         (
-            "x --speculative-algorithm STANDALONE --speculative-draft-model-path d",
-            {"speculative_config": {"method": "draft_model", "model": "d"}},
-        ),
-        (
             "x --speculative-model d --num-speculative-tokens 5",
             {"speculative_config": {"model": "d", "num_speculative_tokens": 5}},
         ),
@@ -139,6 +135,59 @@ def test_flags_of_others_set_what_is_here(line: str, settings: dict[str, Any]) -
     flags = _flags(_parse(["serve", *line.split()]))
     assert {name: flags[name] for name in settings} == settings
     read(*line.split())
+
+
+@pytest.mark.parametrize(
+    ("line", "config"),
+    [
+        (
+            "--speculative-algorithm EAGLE3 --speculative-draft-model-path d "
+            "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4",
+            {"method": "eagle3", "model": "d", "num_speculative_tokens": 3},
+        ),
+        (
+            "--speculative-algo EAGLE --speculative-draft-model-path d --speculative-num-steps 5 "
+            "--speculative-eagle-topk 8 --speculative-num-draft-tokens 64",
+            {"method": "eagle", "model": "d", "num_speculative_tokens": 5}
+            | {"speculative_eagle_topk": 8, "speculative_num_draft_tokens": 63},
+        ),
+        (
+            "--speculative-algorithm STANDALONE --speculative-draft-model-path d",
+            {"method": "draft_model", "model": "d"},
+        ),
+        (
+            "--speculative-algorithm EAGLE --speculative-num-steps 1 "
+            "--speculative-eagle-topk 1 --speculative-num-draft-tokens 2",
+            {"method": "mtp", "num_speculative_tokens": 1},
+        ),
+        (
+            "--speculative-algorithm NEXTN --speculative-draft-model-path x",
+            {"method": "mtp"},
+        ),
+        (
+            "--speculative-algorithm NGRAM --speculative-num-draft-tokens 9 "
+            "--speculative-ngram-min-match-window-size 2 --speculative-ngram-capacity 100",
+            {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 2},
+        ),
+        (
+            "--spec-type ngram-simple --spec-ngram-simple-size-n 3 --spec-ngram-simple-size-m 48",
+            {"method": "ngram", "prompt_lookup_min": 3, "prompt_lookup_max": 3}
+            | {"num_speculative_tokens": 32},
+        ),
+        (
+            "--spec-draft-model d --spec-draft-n-max 6 --spec-draft-n-min 2 "
+            "--spec-draft-p-min 0.75 -ngld 99",
+            {"model": "d", "num_speculative_tokens": 6},
+        ),
+    ],
+)
+def test_flags_of_guessing_are_read_together(line: str, config: dict[str, Any]) -> None:
+    assert read("x", *line.split()).engine["speculative_config"] == config
+
+
+def test_a_tree_counts_the_token_before_its_guesses() -> None:
+    with pytest.raises(InvalidArgument, match="must be at least 2, got 1"):
+        read("x", "--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "1")
 
 
 def test_what_changes_nothing_is_taken_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -162,7 +211,12 @@ def test_what_changes_nothing_is_taken_with_one_warning(caplog: pytest.LogCaptur
         ("x --enable-dp-attention", "--enable-dp-attention is not supported"),
         ("x --samplers top_k", "--samplers top_k is not supported: send it in each request's body"),
         ("x --reasoning-budget 64", "send thinking_token_budget in each request's body"),
-        ("x --speculative-algorithm EAGLE", "--speculative-algorithm EAGLE"),
+        ("x --speculative-algorithm DFLASH", "--speculative-algorithm DFLASH is not supported"),
+        (
+            "x --speculative-algorithm NEXTN --speculative-draft-model-path d",
+            "--speculative-draft-model-path d is not supported with --speculative-algorithm NEXTN",
+        ),
+        ("x --speculative-accept-threshold-single 0.5", "threshold-single 0.5 is not supported"),
         ("x -ctk q4_1", "--cache-type-k q4_1 is not supported; it may be f32, f16"),
         ("x -dcp 2", "decode_context_parallel_size=2 is not supported"),
     ],

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llmserve.checkpoint.repository import PICKLED_HEADS
 from llmserve.errors import CorruptFile, NotSupported
 
 # Of `speculators_model_type`, and of parts of the names of architectures, the longest first.
@@ -69,9 +70,8 @@ def read_draft_folder(path: Path) -> DraftFolder:
 def is_pickled_head(path: Path) -> bool:
     """Whether a folder holds a head as torch.save wrote it: it is read, without running what it
     says, and models are not. Raises what `read_draft_folder` raises."""
-    names = ("medusa_lm_head.pt", _PICKLED)
     return (
-        any((path / name).is_file() for name in names)
+        any((path / name).is_file() for name in PICKLED_HEADS)
         and not any(path.glob("*.safetensors"))
         and read_draft_folder(path).method != "draft_model"
     )

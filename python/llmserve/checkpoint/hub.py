@@ -1,7 +1,8 @@
 """Models by their name on the Hugging Face Hub, or a server that speaks like it (HF_ENDPOINT).
 
 The files come from huggingface-hub, with its cache, login, progress bar and environment variables.
-Only what llmserve reads is downloaded: never a pickle, never code.
+Only what llmserve reads is downloaded: never code, and a pickle only where it may be a head that
+drafts, which is read without running what it says.
 """
 
 import os
@@ -31,6 +32,8 @@ def download_model(
     revision: str | None,
     download_dir: Path | None,
     check_config: Callable[[Path], None],
+    *,
+    may_be_pickled_head: bool = False,
 ) -> Path:
     """The folder of a model's files, or its GGUF file, downloaded unless the cache has them.
 
@@ -42,7 +45,7 @@ def download_model(
     """
 
     def choose(files: Collection[str]) -> list[str]:
-        return model_files(files, name.file, str(name))
+        return model_files(files, name.file, str(name), may_be_pickled_head=may_be_pickled_head)
 
     folder, files = _download(
         name.model_id, revision or name.revision, download_dir, choose, check_config

@@ -68,12 +68,13 @@ def find_checkpoint(
     download_dir: object = None,
     *,
     is_overridden: bool = False,
+    is_draft: bool = False,
 ) -> Path:
     """The checkpoint that `model` names: a folder with a config.json, a .safetensors file beside
     one, or a .gguf file, alone or the only one of a folder. What is no path is a name on the
     Hugging Face Hub (`parse_model_name`) and is downloaded; what only a path can be named is not
     asked of the Hub. is_overridden: other fields than config.json's will be read, so that it does
-    not say yet whether the model runs.
+    not say yet whether the model runs. is_draft: it may be a head in a file of torch.save, too.
 
     Raises InvalidArgument, NotSupported, CorruptFile, HubError.
     """
@@ -83,7 +84,11 @@ def find_checkpoint(
         check = _refuse_quantized if is_overridden else _refuse_config
         from llmserve.checkpoint.hub import download_model  # only for a model by its id
 
-        path = download_model(name, *_hub_arguments(revision, download_dir), check)
+        path = download_model(
+            name, *_hub_arguments(revision, download_dir), check, may_be_pickled_head=is_draft
+        )
+        if is_draft and path.is_dir() and not is_pickled_head(path):
+            refuse_foreign_folder(path)
     elif revision is not None:
         raise InvalidArgument(
             f"revision is for models of the Hugging Face Hub, and {str(path)!r} is a path"

@@ -41,13 +41,19 @@ _TOKENIZERS = (
     ("*.tiktoken",),
     ("vocab.json", "merges.txt"),
 )
+# Heads that draft as torch.save wrote them, the first that is there: they are read without running
+# what they say.
+PICKLED_HEADS = ("medusa_lm_head.pt", "pytorch_model.bin")
 _MISTRAL = ("consolidated*.safetensors", "params.json")
 
 
-def model_files(names: Collection[str], file: str | None, where: str) -> list[str]:
+def model_files(
+    names: Collection[str], file: str | None, where: str, *, may_be_pickled_head: bool = False
+) -> list[str]:
     """The names of the files to download; a GGUF file, or the first of its parts, comes first.
 
     file: a GGUF file's name or the quantization in one; None takes safetensors where there are any.
+    may_be_pickled_head: without any, the file of torch.save that a head may be in.
     Raises InvalidArgument for one that is not there, and NotSupported for what is no model here.
     """
     weights = [name for name in names if is_weights(name)]
@@ -59,6 +65,9 @@ def model_files(names: Collection[str], file: str | None, where: str) -> list[st
     mistral = _matching(names, _MISTRAL)
     if "params.json" in mistral and len(mistral) > 1:
         return [*_matching(names, _CONFIGS), *mistral, *tokenizer_files(names)]
+    pickled = [name for name in PICKLED_HEADS if name in names] if may_be_pickled_head else []
+    if pickled:
+        return [*_matching(names, _CONFIGS), pickled[0]]
     refuse_foreign(names, where)
     raise NotSupported(
         f"{where} has no *.safetensors and no *.gguf, of which llmserve reads a model; look for "

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from llmserve.common.arguments import describe
 from llmserve.common.units import parse_tokens
 from llmserve.errors import InvalidArgument, NotSupported
+from llmserve.options.peer_speculation import GUESSING
 
 _log = logging.getLogger(__name__)
 Convert = Callable[[str, str], object]  # of flag and text; None: nothing is set
@@ -98,39 +99,12 @@ def _unix(_flag: str, text: str) -> str:
     return f"unix:{text}"
 
 
-def _key(name: str, kind: type[int] | type[str] = str) -> Convert:
-    number = _text if kind is str else _number(int)
-    return lambda flag, text: {name: number(flag, text)}
-
-
-# Ways of guessing by llama.cpp's and SGLang's names; "none" is none.
-_DRAFTERS = {
-    **dict.fromkeys(("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod"), "ngram"),
-    **{"ngram-cache": "suffix", "ngram": "ngram", "standalone": "draft_model"},
-    **{"draft-simple": "draft_model", "draft": "draft_model"},
-    **{"draft-eagle3": "eagle3", "eagle3": "eagle3", "draft-mtp": "mtp", "nextn": "mtp"},
-}
-
-
-def _drafter(flag: str, text: str) -> object:
-    name = text.lower()
-    if name == "none":
-        return None
-    if name not in _DRAFTERS:
-        raise NotSupported(
-            f"serve: {flag} {text} is not supported: no draft of that kind is run; it may be "
-            f"{', '.join(_DRAFTERS)}"
-        )
-    return {"method": _DRAFTERS[name]}
-
-
 def _from_off(flag: str, text: str) -> object:
     """0 turns it off here, and -1 there."""
     return 0.0 if text == "-1" else _FLOAT(flag, text)
 
 
 _INT, _FLOAT = _number(int), _number(float)
-_NUM_DRAFTED = _key("num_speculative_tokens", int)
 _CACHE_TYPES = _one_of(
     f32="float32", f16="auto", bf16="bfloat16", auto="auto", float32="float32", fp8="fp8"
 )
@@ -192,20 +166,7 @@ _SETS: tuple[tuple[str, str, Convert], ...] = (
     ),
     ("stream_keep_alive", "sse-ping-interval= sse-keep-alive-interval=", _from_off),
     ("log_format", "log-jsonl", _always("json")),
-    ("speculative_config", "model-draft=|-md hf-repo-draft=|-hfd", _key("model")),
-    ("speculative_config", "speculative-draft-model-path= speculative-model=", _key("model")),
-    (
-        "speculative_config",
-        "draft=|--draft-max|--spec-draft-n-max",
-        _key("num_speculative_tokens", int),
-    ),
-    (
-        "speculative_config",
-        "speculative-num-draft-tokens= num-speculative-tokens=",
-        _key("num_speculative_tokens", int),
-    ),
-    ("speculative_config", "spec-type=", _drafter),
-    ("speculative_config", "speculative-algorithm=|--speculative-algo", _drafter),
+    *(("speculative_config", names, convert) for names, convert in GUESSING),
     ("override_generation_config", "temp= temperature=", _sampling("temperature", float)),
     ("override_generation_config", "top-k=", _sampling("top_k", int)),
     ("override_generation_config", "top-p=", _sampling("top_p", float)),
@@ -292,11 +253,19 @@ _CHANGES_NOTHING: Mapping[str, str] = {
         prefill-max-requests= enable-dynamic-batch-tokenizer
         prefill-schedule-interval= long-prefill-token-threshold-adaptive
     """,
+    "how many tokens are guessed is decided step by step, by what steps take": """
+        draft-min=0|--draft-n-min|--spec-draft-n-min draft-p-min=0|--spec-draft-p-min
+        draft-p-split=|--spec-draft-p-split spec-ngram-mod-n-min=0
+        spec-ngram-simple-min-hits=1 spec-ngram-map-k-min-hits=1 spec-ngram-map-k4v-min-hits=1
+        speculative-adaptive speculative-adaptive-config= speculative-ngram-branch-length=
+        speculative-ngram-capacity=
+    """,
     "the server is ready as soon as it listens": """
         warmups= skip-server-warmup no-warmup warmup
     """,
     "there is one device": """
         main-gpu=|-mg split-mode=|-sm tensor-split=|-ts base-gpu-id= gpu-id-step=
+        gpu-layers-draft=|-ngld|--n-gpu-layers-draft|--spec-draft-ngl
         enable-p2p-check disable-custom-all-reduce nccl-init-addr= nccl-port=
         dist-init-addr= enable-nccl-nvls enable-symm-mem dist-timeout=
         cpu-distributed-timeout-seconds= disable-nccl-for-dp-synchronization
@@ -341,13 +310,12 @@ _REFUSED: Mapping[str, str] = {
         specialize-active-lora max-lora-cls-labels= enable-tower-connector-lora
     """,
     '--speculative-config \'{"method": ..., "model": ...}\' says how tokens are guessed': """
-        draft-min=0|--spec-draft-n-min gpu-layers-draft=|-ngld
-        speculative-num-steps= speculative-eagle-topk=1 speculative-token-map=
+        speculative-token-map=
         ctx-size-draft=|-cd lookup-cache-static=|-lcs lookup-cache-dynamic=|-lcd
-        spec-synth-len= spec-synth-rates= draft-p-min=|--spec-draft-p-min
-        draft-p-split=|--spec-draft-p-split device-draft=|-devd|--spec-draft-device
+        spec-synth-len= spec-synth-rates= device-draft=|-devd|--spec-draft-device
         cache-type-k-draft=|-ctkd|--spec-draft-type-k spec-default
         cache-type-v-draft=|-ctvd|--spec-draft-type-v
+        speculative-accept-threshold-single=1.0 speculative-accept-threshold-acc=1.0
     """,
     "an LLM is one process on one device; run several behind llmserve route": """
         headless enable-dp-attention enable-ep-moe nccl-id= disaggregation-mode=

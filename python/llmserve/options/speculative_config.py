@@ -236,7 +236,7 @@ def with_model_found(value: object, download_dir: object) -> object:
     from llmserve.checkpoint.model_files import demo_draft_path, find_checkpoint
 
     model = demo_draft_path() if config.model == "demo" else config.model
-    path = find_checkpoint(model, value.get("revision"), download_dir)
+    path = find_checkpoint(model, value.get("revision"), download_dir, is_draft=True)
     folder = read_draft_folder(Path(path))
     if value.get("method") is not None and folder.method != config.method:
         raise InvalidArgument(

@@ -14,6 +14,7 @@ from llmserve.options.engine_options import ENGINE_OPTIONS as ALL_ENGINE_OPTIONS
 from llmserve.options.engine_options import options_of
 from llmserve.options.option import Option
 from llmserve.options.peer_flags import joined, peer_flags
+from llmserve.options.peer_speculation import combined
 from llmserve.server.settings import ServerSettings
 
 _MAX_FILE_BYTES = 2**20
@@ -91,6 +92,9 @@ def resolve(flags: Mapping[str, Any], path: str | None) -> Effective:
     for origin, given in (("file", file), ("environment", environment), ("flag", flags)):
         for name, value in given.items():
             values[name], origins[name] = value, origin
+    if isinstance(drafting := values.get("speculative_config"), Mapping):
+        served = _names("model", values.get("model"))
+        values["speculative_config"] = combined(drafting, served)
     server_names = {option.name for option in SERVER_OPTIONS}
     engine_names = {option.name for option in ALL_ENGINE_OPTIONS}
     return Effective(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -236,6 +237,38 @@ def test_a_model_of_pickles_is_refused(hub: hub_server.HubServer, cache: Path) -
         (hub.models[MODEL] / name).unlink()
     with pytest.raises(NotSupported, match=r"has no \*.safetensors; pickled weights"):
         find_checkpoint(MODEL, None, cache)
+
+
+def test_a_head_of_pickles_comes_by_its_id_and_a_draft_model_of_pickles_is_refused(
+    hub: hub_server.HubServer, cache: Path, tmp_path: Path
+) -> None:
+    """It is read without running what it says."""
+    torch = pytest.importorskip("torch")
+    model = hub.models[MODEL]
+    size = json.loads((model / "config.json").read_text())["hidden_size"]
+    vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
+    head = tmp_path / "head"
+    head.mkdir()
+    config = {"medusa_num_heads": 1, "medusa_num_layers": 1, "vocab_size": vocab_size}
+    (head / "config.json").write_text(json.dumps(config))
+    tensors = {
+        "0.0.linear.weight": torch.zeros(size, size),
+        "0.0.linear.bias": torch.zeros(size),
+        "0.1.weight": torch.randn(vocab_size, size),
+    }
+    torch.save(tensors, head / "medusa_lm_head.pt")
+    hub.models["some-org/head"] = head
+    options = {"download_dir": cache, "num_gpu_blocks_override": 32}
+    draft = {"model": "some-org/head", "adaptive": False}
+    with LLM(MODEL, speculative_config=draft, **options) as llm:
+        generate(llm, "the fox")
+        assert llm.get_metrics().num_draft_tokens > 0
+    (head / "medusa_lm_head.pt").unlink()
+    (head / "pytorch_model.bin").write_bytes(b"whatever")
+    (head / "config.json").write_text((model / "config.json").read_text())
+    hub.models["some-org/pickled"] = head
+    with pytest.raises(NotSupported, match=r"has no \*.safetensors; pickled weights"):
+        LLM(MODEL, speculative_config={"model": "some-org/pickled"}, **options)
 
 
 def test_what_a_config_says_is_not_supported_is_told_before_the_weights_come(

@@ -65,14 +65,14 @@ _OWN = 13.875  # (E / 2)^0.5 in bfloat16: a norm leaves the embedding as it is
 _CHAIN = 7  # the most likely token behind t is t * 7 + 3
 
 
-def _table() -> torch.Tensor:
+def token_table() -> torch.Tensor:
     table = torch.zeros(VOCAB, SIZE)
     table[:, :VOCAB] = _OWN * torch.eye(VOCAB)
     table[:, VOCAB] = _OWN
     return table
 
 
-def _bigrams(steps: int = 1) -> torch.Tensor:
+def next_tokens(steps: int = 1) -> torch.Tensor:
     """Logits [V, E] of the token `steps` behind one whose embedding is read."""
     noise = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(5))
     following = torch.arange(VOCAB)
@@ -84,7 +84,7 @@ def _bigrams(steps: int = 1) -> torch.Tensor:
     return head.to(torch.bfloat16).float()
 
 
-def _clear_layers(layers: Any) -> None:
+def clear_layers(layers: Any) -> None:
     for layer in layers:
         for name, parameter in layer.named_parameters():
             if name.endswith(("o_proj.weight", "down_proj.weight")):
@@ -106,10 +106,10 @@ def bigram_target(folder: Path) -> Path:
         max_position_embeddings=512,
     )
     with torch.no_grad():
-        model.model.embed_tokens.weight.copy_(_table())
-        model.lm_head.weight.copy_(_bigrams())
+        model.model.embed_tokens.weight.copy_(token_table())
+        model.lm_head.weight.copy_(next_tokens())
         model.model.norm.weight.fill_(1.0)
-        _clear_layers(model.model.layers)
+        clear_layers(model.model.layers)
     model.save_pretrained(folder)
     return folder
 
@@ -123,7 +123,7 @@ def right_head(method: str, target: Path, folder: Path) -> Path:
     with torch.no_grad():
         if method == "eagle":
             head = Eagle(shape, model.head)
-            _clear_layers(head.layers)
+            clear_layers(head.layers)
             head.fc.weight.copy_(torch.cat([eye, torch.zeros(SIZE, SIZE)], 1))
             head.fc.bias.zero_()
         elif method == "eagle3":
@@ -134,7 +134,7 @@ def right_head(method: str, target: Path, folder: Path) -> Path:
             for place, (block, out) in enumerate(head.heads):
                 for parameter in block.parameters():
                     parameter.zero_()
-                out.weight.copy_(_bigrams(place + 2))
+                out.weight.copy_(next_tokens(place + 2))
     write_head(head, folder, shape, target=str(target), layers=LAYERS, max_positions=512)
     if method == "eagle3":
         change_config(folder, norm_before_residual=True)
@@ -154,10 +154,10 @@ def _make_right(head: Eagle3) -> None:
     cleared by their norm."""
     head.fc.weight.zero_()
     layer = head.midlayer
-    _clear_layers([layer])
+    clear_layers([layer])
     layer.hidden_norm.weight.zero_()
     head.norm.weight.fill_(1.0)
-    head.lm_head.weight.copy_(_bigrams())
+    head.lm_head.weight.copy_(next_tokens())
     attention = layer.self_attn
     for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
         projection.weight.zero_()
@@ -169,28 +169,30 @@ def _make_right(head: Eagle3) -> None:
     attention.o_proj.weight.copy_(torch.eye(SIZE))
 
 
-def add_draft_layer(folder: Path, num_layers: int, vocab_size: int) -> None:
-    """Adds a layer that drafts to a checkpoint's file, behind its layers, with random weights."""
+def add_draft_layer(folder: Path, num_layers: int, vocab_size: int, *, count: int = 1) -> None:
+    """Adds layers that draft to a checkpoint's file, behind its layers, with random weights."""
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(folder / "model.safetensors")
     generator = torch.Generator().manual_seed(9)
-    own, last = f"model.layers.{num_layers}.", f"model.layers.{num_layers - 1}."
+    last = f"model.layers.{num_layers - 1}."
     size = tensors["model.norm.weight"].shape[0]
 
     def noise(*shape: int) -> torch.Tensor:
         drawn = torch.randn(shape, generator=generator)
         return 1 + 0.2 * drawn if len(shape) == 1 else drawn / shape[-1] ** 0.5
 
-    for name in [name for name in tensors if name.startswith(last)]:
-        tensors[own + name.removeprefix(last)] = noise(*tensors[name].shape)
-    for name in ("enorm", "hnorm", "shared_head.norm"):
-        tensors[f"{own}{name}.weight"] = noise(size)
-    tensors[f"{own}eh_proj.weight"] = noise(size, 2 * size)
-    tensors[f"{own}embed_tokens.weight"] = noise(vocab_size, size) * size**0.5
-    tensors[f"{own}shared_head.head.weight"] = noise(vocab_size, size)
+    shapes = {n.removeprefix(last): t.shape for n, t in tensors.items() if n.startswith(last)}
+    for own in (f"model.layers.{num_layers + i}." for i in range(count)):
+        for name, shape in shapes.items():
+            tensors[own + name] = noise(*shape)
+        for name in ("enorm", "hnorm", "shared_head.norm"):
+            tensors[f"{own}{name}.weight"] = noise(size)
+        tensors[f"{own}eh_proj.weight"] = noise(size, 2 * size)
+        tensors[f"{own}embed_tokens.weight"] = noise(vocab_size, size) * size**0.5
+        tensors[f"{own}shared_head.head.weight"] = noise(vocab_size, size)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    change_config(folder, num_nextn_predict_layers=1)
+    change_config(folder, num_nextn_predict_layers=count)
 
 
 def add_mtp_block(folder: Path) -> dict[str, torch.Tensor]:

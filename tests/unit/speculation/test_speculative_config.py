@@ -45,12 +45,12 @@ def test_defaults_are_those_of_the_field() -> None:
         (
             {"method": "ngram", "speculative_eagle_topk": 2},
             NotSupported,
-            'speculative_eagle_topk is supported with method "draft_model" alone, got "ngram"',
+            'speculative_eagle_topk is supported with draft models.*method "ngram" guesses chains',
         ),
         (
-            {"method": "eagle3", "model": "x", "speculative_token_tree": "[(0,), (1,)]"},
+            {"method": "suffix", "speculative_token_tree": "[(0,), (1,)]"},
             NotSupported,
-            'speculative_token_tree is supported with method "draft_model" alone, got "eagle3"',
+            'speculative_token_tree is supported with draft.*method "suffix" guesses chains',
         ),
         ({"model": "x", "speculative_eagle_topk": 9}, InvalidArgument, "must be at most 8, got 9"),
         (

@@ -1,7 +1,7 @@
 """What went wrong in other engines that guess tokens, each with its test: rejected guesses in the
-prefix cache, windows, hit rates, histograms, many rows. Others stand beside what they are about:
-stops, ends of the context and preemption in test_engine_with_drafts.py, masks and penalties in
-test_equality.py and tests/unit/sampling/test_drafted_rows.py."""
+prefix cache, windows, hit rates, histograms, many rows, aborts, mixed batches. Others stand beside
+what they are about: stops, ends of the context and preemption in test_engine_with_drafts.py, masks
+and penalties in test_equality.py and tests/unit/sampling/test_drafted_rows.py."""
 
 from __future__ import annotations
 
@@ -67,6 +67,57 @@ def run(engine: _core.Engine, prompt: list[int], **params: Any) -> tuple[list[in
 
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
+
+
+def test_guesses_of_a_request_that_was_aborted_are_nobodys() -> None:
+    """It ends in a step that runs its guesses; what the others draw is what they draw alone."""
+    plain, drafted = make_engine(None), make_engine(0.8, step_us=300)
+    fields = {"detokenize": False, "max_tokens": 60, "ignore_eos": True}
+    expected = [run(plain, [*PROMPT, seed], seed=seed, max_tokens=60)[0] for seed in range(3)]
+    for num_seen in (1, 9, 25):
+        doomed = add_request(
+            drafted, PROMPT, _core.SamplingParams(**{**fields, "seed": 9, "max_tokens": 200})
+        )
+        ids = [
+            add_request(drafted, [*PROMPT, seed], _core.SamplingParams(seed=seed, **fields))
+            for seed in range(3)
+        ]
+        tokens: dict[int, list[int]] = {}
+        left = {doomed, *ids}
+        deadline = time.monotonic() + DEADLINE_S
+        while left:
+            assert time.monotonic() < deadline
+            for event in drafted.wait_events(0.1):
+                tokens.setdefault(event.request_id, []).extend(event.token_ids)
+                if event.is_request_finished:
+                    left.discard(event.request_id)
+            if len(tokens.get(doomed, [])) >= num_seen:
+                drafted.abort(doomed)
+        assert [tokens[request_id] for request_id in ids] == expected
+        assert len(tokens[doomed]) < 200
+        assert drafted.metrics().num_blocks_used == 0
+    plain.close()
+    drafted.close()
+
+
+def test_rows_without_guesses_draw_beside_rows_with_some_what_they_draw_alone(model: str) -> None:
+    """n-grams know of one text what follows, and of the other nothing."""
+    asked = [
+        {"prompt_token_ids": [7, 8, 9, 10] * 6},
+        {"prompt_token_ids": list(range(20, 44))},
+    ]
+    params = [SamplingParams(temperature=0.3, seed=i, max_tokens=24, logprobs=2) for i in range(2)]
+    with make_llm(model) as plain:
+        alone = [
+            plain.generate([a], p, use_tqdm=False)[0] for a, p in zip(asked, params, strict=True)
+        ]
+    with make_llm(model, {"method": "ngram", "num_speculative_tokens": 4}) as drafted:
+        mixed = drafted.generate(asked, params, use_tqdm=False)
+        steps = [step for step in drafted.trace() if step.num_draft_tokens > 0]
+        assert any(step.num_tokens < 2 * 5 and step.num_sequences == 2 for step in steps)
+    for one, other in zip(alone, mixed, strict=True):
+        assert one.outputs[0].token_ids == other.outputs[0].token_ids
+        assert repr(one.outputs[0].logprobs) == repr(other.outputs[0].logprobs)
 
 
 @pytest.mark.parametrize("accuracy", [0.0, 0.5, 1.0])

@@ -103,12 +103,8 @@ def test_a_tree_of_no_more_guesses_than_are_wanted_runs() -> None:
 
 
 def test_a_tree_is_refused_where_it_cannot_be() -> None:
-    with pytest.raises(NotSupported, match="speculative_eagle_topk is supported with method"):
-        LLM(
-            str(demo_model_path()),
-            speculative_config={"method": "suffix", "speculative_eagle_topk": 2},
-            **COMMON,
-        )
+    with pytest.raises(NotSupported, match="is not supported with rejection_sample_method"):
+        demo(speculative_eagle_topk=2, rejection_sample_method="rejection")
 
 
 @pytest.mark.parametrize(
