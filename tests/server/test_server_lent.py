@@ -142,7 +142,7 @@ def test_a_connection_is_used_again_after_a_lent_one(make_oracle: MakeOracle, lo
     given = {**LONG, "max_tokens": 150, "seed": 4}
     body = json.dumps({**given, "stream": True}).encode()
     headers = {"Content-Type": "application/json"}
-    with running_server(make_oracle(3000), loop=loop) as server:
+    with running_server(make_oracle(1500), loop=loop) as server:
         whole = server.post(COMPLETIONS, **given)[1]["choices"][0]["text"]
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=DEADLINE_S)
         for _ in range(3):

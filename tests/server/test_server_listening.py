@@ -36,7 +36,7 @@ def test_lines_leave_at_once_and_few_of_them_wait_in_the_kernel() -> None:
 
 
 def test_a_client_that_sends_a_letter_at_a_time_is_let_go(demo: AsyncLLM) -> None:
-    with running_server(demo, read_timeout=0.5) as server:
+    with running_server(demo, read_timeout=0.3) as server:
         for sent in (b"", b"GET /hea", b"POST /tokenize HTTP/1.1\r\nHost: x\r\n"):
             with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) as sock:
                 sock.sendall(sent)
@@ -50,7 +50,7 @@ def test_a_client_that_sends_a_letter_at_a_time_is_let_go(demo: AsyncLLM) -> Non
         for _ in range(2):
             connection.request("GET", "/health")
             assert connection.getresponse().read() == b'{"status":"ok"}'
-            time.sleep(0.7)
+            time.sleep(0.4)
         connection.close()
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
-from llmserve import InvalidArgument, NotSupported
+from llmserve import InvalidArgument, NotSupported, cli
 from llmserve.cli import _parse, main
 from llmserve.cli.serve import _flags
 from llmserve.options.engine_options import read_options
@@ -42,6 +43,7 @@ def test_lines_for_vllms_server_are_taken_or_refused_by_the_name_of_what_is_miss
 ) -> None:
     (tmp_path / "config.yaml").write_text("port: 8000\n")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "_parser", functools.cache(cli._parser))  # it takes longer than a line
     said = [refusal(shlex.split(line)[2:]) for line in VLLM]
     for line, message in zip(VLLM, said, strict=True):
         named = message.split("=")[0].removeprefix("serve: ").split(" ")[0].lstrip("-")

@@ -121,13 +121,13 @@ def test_a_fast_engine_does_not_show_in_a_paced_stream(make_oracle: MakeOracle) 
 
 
 def test_a_tier_that_has_no_pace_is_no_way_around_the_defaults(make_oracle: MakeOracle) -> None:
-    with running_server(make_oracle(15_000), pace="default=2,free=1") as server:
+    with running_server(make_oracle(15_000), pace="default=5,free=2") as server:
         status, answer = server.post(COMPLETIONS, service_tier="gold", **BODY)
         assert (status, answer["error"]["param"]) == (400, "service_tier")
         assert "one of default, free, auto, got 'gold'" in answer["error"]["message"]
         for tier in ("auto", "default", None):
             _, times = stream(server, service_tier=tier, **{**BODY, "max_tokens": 3})
-            assert times[-1] >= 2 / 2 * 0.7
+            assert times[-1] >= 2 / 5 * 0.7
 
 
 def test_a_paced_stream_ends_at_once_when_it_has_to(make_oracle: MakeOracle) -> None:
@@ -198,7 +198,7 @@ def test_keys_do_not_share(make_oracle: MakeOracle) -> None:
 
 def test_one_that_leaves_takes_nobody_along(make_oracle: MakeOracle) -> None:
     long = {**BODY, "max_tokens": 400, "timeout": 100}
-    with running_server(make_oracle(5000), coalesce_window=0.02) as server:
+    with running_server(make_oracle(3000), coalesce_window=0.02) as server:
         _, alone = server.post(COMPLETIONS, **long)
         text = alone["choices"][0]["text"]
         first = server.open_stream(COMPLETIONS, stream=True, **long)

@@ -23,7 +23,7 @@ class PoolMachine(PoolRules):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = machine_settings(max_examples=200)
+TestPool.settings = machine_settings(max_examples=120)
 
 
 @pytest.mark.long

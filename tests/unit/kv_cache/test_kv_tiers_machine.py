@@ -40,7 +40,7 @@ class TierMachine(TierRules):
 
 
 TestTiers = TierMachine.TestCase
-TestTiers.settings = machine_settings(max_examples=150)
+TestTiers.settings = machine_settings(max_examples=90)
 
 
 @pytest.mark.parametrize("windows", WINDOWS, ids=str)

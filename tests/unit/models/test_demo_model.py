@@ -99,6 +99,7 @@ def test_every_plot_is_told_in_whole_sentences(plot: Any) -> None:
         assert text.endswith((".", "!", '"')), text
 
 
+@pytest.mark.long
 def test_story_prompt_gives_sentences_that_end(model: Any, tokenizer: Any) -> None:
     torch.manual_seed(0)
     inputs = tokenizer(["Once upon a time"] * STORY_SAMPLES, return_tensors="pt")

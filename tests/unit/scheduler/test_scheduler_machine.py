@@ -321,7 +321,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(
-    max_examples=200, stateful_step_count=50, deadline=None, derandomize=True, database=None
+    max_examples=120, stateful_step_count=50, deadline=None, derandomize=True, database=None
 )
 
 
