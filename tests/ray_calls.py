@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
+from collections import Counter
 from typing import Any
 
 from llmserve import demo_model_path
@@ -78,3 +80,21 @@ def counter(port: int, name: str) -> float:
     _, text = request(port, "/metrics")
     (line,) = [one for one in text.splitlines() if one.startswith(f"llmserve_route_{name}_total ")]
     return float(line.split()[1])
+
+
+def answers(port: int) -> Counter[str]:
+    """How many requests each replica has answered, by its name."""
+    _, text = request(port, "/metrics")
+    found = re.findall(r'^llmserve_route_answers_total{replica="(.*?)",.*} ([\d.]+)$', text, re.M)
+    return Counter({name: int(float(number)) for name, number in found})
+
+
+def replica_processes(deployment: str = "LLMReplica") -> list[Any]:
+    """psutil's, of the application "demo"."""
+    import psutil
+
+    return [
+        one
+        for one in psutil.process_iter(["cmdline"])
+        if f"ServeReplica:demo:{deployment}" in " ".join(one.info["cmdline"] or ())
+    ]

@@ -19,15 +19,17 @@ from ray_calls import (
     ENGINE,
     MODEL,
     PATIENCE,
+    answers,
     config,
     counter,
+    replica_processes,
     request,
     stream,
     text_of,
 )
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'llmserve[ray]'")
-psutil = pytest.importorskip("psutil")
+pytest.importorskip("psutil")
 
 pytestmark = pytest.mark.long
 
@@ -49,47 +51,6 @@ def port() -> Iterator[int]:
     yield number
     serve.shutdown()
     ray.shutdown()
-
-
-def replica_processes() -> list[Any]:
-    return [
-        one
-        for one in psutil.process_iter(["cmdline"])
-        if "ServeReplica:demo:LLMReplica" in " ".join(one.info["cmdline"] or ())
-    ]
-
-
-def test_a_replica_that_is_killed_loses_no_stream_and_changes_no_token(port: int) -> None:
-    bodies = [
-        {"prompt": f"Story {i}: once upon a time", "max_tokens": 300, "seed": i, "ignore_eos": True}
-        for i in range(8)
-    ]
-    with LLM(MODEL, **ENGINE) as llm:
-        own = llm.get_default_sampling_params()  # what a request leaves out
-        params = [replace(own, max_tokens=300, seed=i, ignore_eos=True) for i in range(8)]
-        outputs = llm.generate([body["prompt"] for body in bodies], params, use_tqdm=False)
-        expected = [output.outputs[0].text for output in outputs]
-    before = counter(port, "replays")
-    chunks: list[list[Any]] = [[] for _ in bodies]
-    threads = [
-        threading.Thread(target=stream, args=(port, into, body))
-        for into, body in zip(chunks, bodies, strict=True)
-    ]
-    for thread in threads:
-        thread.start()
-    until = time.monotonic() + DEADLINE_S
-    while not all(chunks):
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    processes = replica_processes()
-    assert len(processes) == 2
-    processes[0].send_signal(signal.SIGKILL)
-    for thread in threads:
-        thread.join(DEADLINE_S)
-    assert [text_of(into) for into in chunks] == expected
-    assert all(into[-1] is None for into in chunks)
-    assert counter(port, "replays") > before
-    assert counter(port, "cut_streams") == 0
 
 
 def test_prefixes_are_found_as_often_as_by_one_engine_with_all_the_cache(port: int) -> None:
@@ -124,9 +85,48 @@ def test_prefixes_are_found_as_often_as_by_one_engine_with_all_the_cache(port: i
             return len(output.prompt_token_ids), output.num_cached_tokens, output.outputs[0].text
 
         of_one, hits_of_one = talk(by_one)
+    before = answers(port)
     of_all, hits = talk(over_http)
+    # Each of the two, which are new, had its share.
+    shares = answers(port) - before
+    assert len(shares) == 2
+    assert "" not in shares
+    assert min(shares.values()) >= 4
     assert of_all == of_one
     assert hits >= 0.9 * hits_of_one > 0
+
+
+def test_a_replica_that_is_killed_loses_no_stream_and_changes_no_token(port: int) -> None:
+    bodies = [
+        {"prompt": f"Story {i}: once upon a time", "max_tokens": 300, "seed": i, "ignore_eos": True}
+        for i in range(8)
+    ]
+    with LLM(MODEL, **ENGINE) as llm:
+        own = llm.get_default_sampling_params()  # what a request leaves out
+        params = [replace(own, max_tokens=300, seed=i, ignore_eos=True) for i in range(8)]
+        outputs = llm.generate([body["prompt"] for body in bodies], params, use_tqdm=False)
+        expected = [output.outputs[0].text for output in outputs]
+    before = counter(port, "replays")
+    chunks: list[list[Any]] = [[] for _ in bodies]
+    threads = [
+        threading.Thread(target=stream, args=(port, into, body))
+        for into, body in zip(chunks, bodies, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + DEADLINE_S
+    while not all(chunks):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    processes = replica_processes()
+    assert len(processes) == 2
+    processes[0].send_signal(signal.SIGKILL)
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert [text_of(into) for into in chunks] == expected
+    assert all(into[-1] is None for into in chunks)
+    assert counter(port, "replays") > before
+    assert counter(port, "cut_streams") == 0
 
 
 def test_an_update_replaces_replicas_without_an_error(port: int) -> None:

@@ -5,12 +5,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from llmserve.common.arguments import describe, text
+from llmserve.common.arguments import describe, integer, text
 from llmserve.errors import InvalidArgument
 from llmserve.options.engine_options import read_options
 from llmserve.route.settings import RouteSettings
 from llmserve.server.settings import ServerSettings
 
+_NUM_REPLICAS = 2
+_BY_ROLE = ("role", "hand_over_address")
 _FRONT_ONLY = ("host", "port", "ssl_certfile", "ssl_keyfile", "max_connections", "drain_timeout")
 
 
@@ -25,6 +27,9 @@ class RayConfig:
     route: Mapping[str, Any] = field(default_factory=dict)  # of RouteSettings, of the front
     replicas: Mapping[str, Any] = field(default_factory=dict)  # of serve.deployment
     front: Mapping[str, Any] = field(default_factory=dict)  # likewise
+    # Likewise, of replicas that compute prompts for the others; None: each computes its own
+    prefill: Mapping[str, Any] | None = None
+    standby_replicas: int = 0  # beside num_replicas: started, and without requests while these live
 
     @classmethod
     def of(cls, config: object) -> "RayConfig":
@@ -44,7 +49,10 @@ class RayConfig:
     def __post_init__(self) -> None:
         text("model", self.model)
         text("served_model_name", self.served_model_name)
-        for name in ("engine", "server", "route", "replicas", "front"):
+        integer("standby_replicas", self.standby_replicas, 0, 1024)
+        for name in ("engine", "server", "route", "replicas", "front", "prefill"):
+            if name == "prefill" and self.prefill is None:
+                continue
             if not isinstance(getattr(self, name), Mapping):
                 raise InvalidArgument(
                     f"{name} must be a mapping, got {describe(getattr(self, name))}"
@@ -55,6 +63,18 @@ class RayConfig:
                 raise InvalidArgument(
                     f"{name} is Ray Serve's to say: serve.start(http_options=...)"
                 )
+        for name in _BY_ROLE:
+            if name in self.server:
+                raise InvalidArgument(f"server.{name} is build_app's to say: prefill={{...}}")
+        if self.standby_replicas and "autoscaling_config" in self.replicas:
+            raise InvalidArgument(
+                "standby_replicas goes with a fixed num_replicas; autoscaling by "
+                "llmserve.ray.autoscaling:scale keeps an eighth of the replicas to spare"
+            )
+        if self.standby_replicas and not isinstance(self._num_replicas, int):
+            raise InvalidArgument("standby_replicas needs replicas.num_replicas to be a number")
+        if self.prefill is not None:
+            self.replica_settings("prefill", "127.0.0.1", "x" * 16)
         _ = self.server_settings, self.route_settings
 
     @property
@@ -68,23 +88,51 @@ class RayConfig:
         _check_names(ServerSettings, "server", self.server)
         return ServerSettings(**self.server)
 
+    def replica_settings(self, role: str, node_ip: str, key: str) -> ServerSettings:
+        """Of a replica of this role. node_ip: where others reach it. key: of hand-overs, where the
+        configuration has none."""
+        if self.prefill is None:
+            return self.server_settings
+        _check_names(ServerSettings, "server", self.server)
+        host = f"[{node_ip}]" if ":" in node_ip else node_ip
+        own = {"hand_over_key": key, **self.server}
+        return ServerSettings(**own, role=role, hand_over_address=f"{host}:0")
+
     @property
     def route_settings(self) -> RouteSettings:
         """Of the front."""
         _check_names(RouteSettings, "route", self.route)
         return RouteSettings(**self.route)
 
+    @property
+    def num_serving(self) -> int:
+        """Replicas that have requests while all live; 0: all that there are."""
+        return int(self._num_replicas) if self.standby_replicas else 0
+
+    @property
+    def _num_replicas(self) -> Any:
+        return self.replicas.get("num_replicas", _NUM_REPLICAS)
+
     def replica_options(self) -> dict[str, Any]:
         """Of the deployment of replicas, with what it has where nothing is said."""
         given = dict(self.replicas)
+        if self.standby_replicas:
+            given["num_replicas"] = self._num_replicas + self.standby_replicas
+        return self._options("LLMReplica", given)
+
+    def prefill_options(self) -> dict[str, Any]:
+        """Likewise, of those that compute prompts for others."""
+        return self._options("LLMPrefill", dict(self.prefill or {}))
+
+    def _options(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
         actor = {
             "num_cpus": self.engine.get("num_threads") or 1,
             **given.pop("ray_actor_options", {}),
         }
         if "autoscaling_config" not in given:
-            given.setdefault("num_replicas", 2)
+            given.setdefault("num_replicas", _NUM_REPLICAS)
         return {
-            "name": "LLMReplica",
+            "name": name,
             "max_ongoing_requests": 1024,  # the engine queues, by its own policy
             "health_check_period_s": 1.0,
             "health_check_timeout_s": 10.0,

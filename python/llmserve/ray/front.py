@@ -2,14 +2,15 @@
 
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import BackPressureError, RayServeException
 
+from llmserve.ray.places import RayPlace
+from llmserve.ray.prefill import RayPrefill
 from llmserve.ray.replica import OTHER_CLASS, Headers
-from llmserve.ray.request_router import RayPlace
 from llmserve.route.front import Asked, Front, SendFailed
 from llmserve.route.outgoing import Outgoing
 from llmserve.route.settings import RouteSettings
@@ -19,6 +20,7 @@ from llmserve.server.http.errors import ApiError
 
 _log = logging.getLogger(__name__)
 
+_MAX_REFUSAL_BYTES = 2**20
 _LOST = (RayActorError, RayServeException, RayError, ConnectionError)
 
 
@@ -88,10 +90,14 @@ class RaySeat:
 class RayFront(Front):
     """One router, in an actor of its own."""
 
-    def __init__(self, handle: Any, settings: RouteSettings) -> None:
-        """handle: of the deployment of LLMReplica."""
+    def __init__(self, handle: Any, settings: RouteSettings, prefill: Any = None) -> None:
+        """handle: of the deployment of LLMReplica. prefill: of one that computes prompts for it."""
         super().__init__(settings)
         self._handle = handle.options(method_name="handle", stream=True)
+        self._prefill: RayPrefill | None = None
+        if prefill is not None:
+            min_tokens = settings.hand_over_min_tokens
+            self._prefill = RayPrefill(handle, prefill, self.metrics, min_tokens)
 
     async def start(self) -> None:
         """See Front."""
@@ -112,17 +118,26 @@ class RayFront(Front):
         self, asked: Asked, own: ExitStack, outgoing: Outgoing
     ) -> tuple[RayAnswer, RaySeat] | None:
         """See Front."""
-        failed = tuple(asked.failed)
-        place = RayPlace(asked.prompt, tenant(asked.request.scope), failed)
+        place = RayPlace(asked.prompt, tenant(asked.request.scope), tuple(asked.failed))
         own.callback(place.finish)
+        if self._prefill is not None:
+            with_ticket = await self._prefill.handed_over(asked, place, outgoing)
+            if with_ticket is not None:
+                answer, seat = await self._post(asked, place, with_ticket)
+                if answer.status != 400:
+                    return answer, seat
+                # The ticket may be what is refused; without it the answer is the request's own.
+                with suppress(ReplicaLost):
+                    why = await answer.read(_MAX_REFUSAL_BYTES)
+                    self._prefill.note_failure(f"{place.replica}: {why[:300]!r}")
+        return await self._post(asked, place, outgoing)
+
+    async def _post(
+        self, asked: Asked, place: RayPlace, outgoing: Outgoing
+    ) -> tuple[RayAnswer, RaySeat]:
         path, data = outgoing.sent()
         stream = self._handle.remote(
-            outgoing.method,
-            path,
-            asked.headers(),
-            data,
-            asked.needed_class,
-            place,
+            outgoing.method, path, asked.headers(), data, asked.needed_class, place
         )
         first: AsyncIterator[Any] = aiter(stream)
         try:

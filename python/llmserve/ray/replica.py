@@ -6,10 +6,14 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Any
 
+from ray.util import get_node_ip_address
+
 from llmserve.async_llm import AsyncLLM
 from llmserve.errors import InternalError
 from llmserve.ray.config import RayConfig
+from llmserve.route.outgoing import Outgoing
 from llmserve.server.app import create_app
+from llmserve.server.hand_over import open_hand_over
 from llmserve.server.models import ServedModel
 
 _log = logging.getLogger(__name__)
@@ -23,11 +27,14 @@ OTHER_CLASS = 421  # of who cannot go on with an answer of another numerics clas
 class LLMReplica:
     """An engine and its server, without a socket."""
 
-    def __init__(self, config: RayConfig) -> None:
+    def __init__(self, config: RayConfig, role: str = "both", hand_over_key: str = "") -> None:
+        """role: prefill computes prompts for those of the role decode, which have the same key."""
         engine = {"seed": None, **config.engine}
         self._llm = AsyncLLM(config.model, **engine)
+        settings = config.replica_settings(role, get_node_ip_address(), hand_over_key)
+        open_hand_over(self._llm, settings)
         model = ServedModel([config.name], self._llm)
-        self._app = create_app([model], config.server_settings)
+        self._app = create_app([model], settings)
         self._class = self._llm.numerics_class
         self._lifespan: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
@@ -105,6 +112,24 @@ class LLMReplica:
             with suppress(asyncio.CancelledError, Exception):
                 await task
 
+    async def compute(
+        self, outgoing: Outgoing, headers: Headers, needed_class: str | None, place: object
+    ) -> tuple[str, str]:
+        """Computes the prompt of a request, of the role prefill: the ticket of its blocks, or an
+        empty one and why there is none."""
+        hand_over = self._llm.hand_over
+        if hand_over is None:
+            return "", "it hands over nothing"
+        ticket = hand_over.ticket()
+        path, data = outgoing.prompt_only(ticket).sent()
+        status, said = 0, b""
+        async for item in self.handle("POST", path, headers, data, needed_class, place):
+            if isinstance(item, tuple):
+                status = item[0]
+            elif status != 200:
+                said += item
+        return (ticket, "") if status == 200 else ("", f"status {status}: {said[:300]!r}")
+
     async def reconfigure(self, _config: Any) -> None:
         """Nothing changes in a running engine: a rolling update makes new ones."""
 
@@ -113,9 +138,9 @@ class LLMReplica:
         if (failure := self._llm.failure) is not None:
             raise InternalError(failure)
 
-    def record_routing_stats(self) -> dict[str, Any]:
-        """What the fronts are told."""
-        return {"numerics_class": self._class, "num_kv_tokens": self._llm.num_kv_tokens}
+    def record_replica_metadata(self) -> dict[str, Any]:
+        """What the fronts are told of it once."""
+        return {"numerics_class": self._class, "max_num_seqs": self._llm.max_num_seqs}
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """See ReplicaStats."""

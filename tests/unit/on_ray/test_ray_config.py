@@ -32,6 +32,18 @@ ROOT = Path(__file__).parents[3]
         ({"model": MODEL, "server": {"max_body_bytes": -1}}, "max_body_bytes"),
         ({"model": MODEL, "route": {"policy": "best"}}, "policy"),
         ({"model": MODEL, "route": {"port": 8000}}, "Ray Serve's to say"),
+        ({"model": MODEL, "server": {"role": "prefill"}}, "server.role is build_app's"),
+        ({"model": MODEL, "prefill": 2}, "prefill must be a mapping"),
+        ({"model": MODEL, "prefill": {}, "server": {"hand_over_key": "short"}}, "16 characters"),
+        ({"model": MODEL, "standby_replicas": -1}, "standby_replicas"),
+        (
+            {"model": MODEL, "standby_replicas": 1, "replicas": {"autoscaling_config": {}}},
+            "a fixed num_replicas",
+        ),
+        (
+            {"model": MODEL, "standby_replicas": 1, "replicas": {"num_replicas": "auto"}},
+            "to be a number",
+        ),
     ],
 )
 def test_a_bad_configuration_is_refused_by_the_fields_name(config: Any, what: str) -> None:
@@ -54,6 +66,26 @@ def test_options_of_deployments_are_given_on_over_what_is_the_default() -> None:
     assert config.front_options()["num_replicas"] == 1
     assert RayConfig.of({"model": MODEL}).replica_options()["num_replicas"] == 2
     assert config.name == Path(MODEL).name
+
+
+def test_prefill_and_standbys_are_deployed_as_they_are_asked_for() -> None:
+    config = RayConfig.of(
+        {
+            "model": MODEL,
+            "replicas": {"num_replicas": 8},
+            "prefill": {"num_replicas": 3, "ray_actor_options": {"num_cpus": 4}},
+            "standby_replicas": 1,
+        }
+    )
+    assert (config.replica_options()["num_replicas"], config.num_serving) == (9, 8)
+    options = config.prefill_options()
+    assert (options["name"], options["num_replicas"]) == ("LLMPrefill", 3)
+    assert options["ray_actor_options"] == {"num_cpus": 4}
+    settings = config.replica_settings("prefill", "fd00::5", "k" * 16)
+    assert (settings.role, settings.hand_over_address) == ("prefill", "[fd00::5]:0")
+    alone = RayConfig.of({"model": MODEL})
+    assert alone.num_serving == 0
+    assert not alone.replica_settings("both", "10.0.0.5", "k" * 16).hand_over_key
 
 
 def test_replicas_follow_what_is_short_with_some_to_spare() -> None:
