@@ -312,7 +312,9 @@ void register_testing_engine(py::module_& testing) {
       .def(py::init([](const EngineConfig& config) { return make_runner(config); }), "config"_a)
       .def_property_readonly("description", &StepRunner::description)
       .def("launch", &launch, "plan"_a, py::kw_only(), "wanted_layers"_a = std::vector<int32_t>(),
-           "adapter"_a = -1, "state_slot"_a = -1, "With what the scheduler does not plan yet.")
+           "adapter"_a = -1, "state_slot"_a = -1,
+           py::keep_alive<1, 2>(),  // the plan owns parameters that samplers keep
+           "With what the scheduler does not plan yet.")
       .def_property_readonly(
           "workspace_bytes",
           [](const StepRunner& self) { return self.memory_use().workspace_bytes; })
