@@ -31,7 +31,7 @@ std::vector<TokenHash> hashes_of(const py::bytes& bytes) {
     throw InvalidArgument(
         concat("hashes must be ", kHashBytes, " bytes each, got ", view.size(), " in all"));
   std::vector<TokenHash> hashes(view.size() / kHashBytes);
-  std::memcpy(hashes.data(), view.data(), view.size());
+  if (!hashes.empty()) std::memcpy(hashes.data(), view.data(), view.size());
   return hashes;
 }
 

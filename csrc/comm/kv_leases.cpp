@@ -151,7 +151,8 @@ void KvLeases::run() {
     if (first == leases_.end()) {
       changed_.wait(lock);
     } else if (first->second.until > now) {
-      changed_.wait_until(lock, first->second.until);
+      const auto until = first->second.until;  // the lease may have ended when the wait looks at it
+      changed_.wait_until(lock, until);
     } else {
       end(lock, first->first, false);
     }
