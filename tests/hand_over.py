@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import checkpoints
 from llmserve import LLM, SamplingParams
 from llmserve.outputs import RequestOutput
 
+DEADLINE_S = 30.0
 KEY = "a key that both sides know"
 SAMPLED = SamplingParams(max_tokens=12, temperature=0.9, seed=3, ignore_eos=True, logprobs=1)
 ONE = SamplingParams(max_tokens=1)
@@ -64,6 +66,23 @@ def hand_over(sender: LLM, receiver: LLM, prompt: Sequence[int], params: Samplin
     ticket = sender.hand_over.ticket()
     run(sender, prompt, ONE, ticket)
     return run(receiver, prompt, params, ticket)
+
+
+def wait_until(holds: Callable[[], object]) -> None:
+    until = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def failures(llm: LLM) -> dict[str, int]:
+    """Prompts that were computed again, by cause."""
+    return {cause: n for cause, n in llm.get_metrics().num_hand_overs_failed.items() if n}
+
+
+def check_idle(*engines: LLM) -> None:
+    for llm in engines:
+        wait_until(lambda llm=llm: llm.get_metrics().num_blocks_used == 0)  # type: ignore[misc]
 
 
 def counter(metrics: str, name: str, **labels: str) -> int:

@@ -449,6 +449,7 @@ void register_engine(py::module_& module) {
             return engine.add_peer({.addresses = std::move(addresses), .epoch = epoch});
           },
           "addresses"_a, "epoch"_a, Release())
+      .def("has_begun_hand_over", &EngineGroup::has_begun_hand_over, "id"_a, Release())
       .def("take_hand_over_failure", &EngineGroup::take_hand_over_failure)
       .def("metrics", &EngineGroup::metrics, Release())
       .def("histograms", &EngineGroup::histograms, Release())

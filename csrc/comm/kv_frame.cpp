@@ -103,6 +103,7 @@ uint32_t max_payload_bytes(FrameType type) {
     case FrameType::kFree:
       return 16;
     case FrameType::kEnd:
+    case FrameType::kWait:
       return 0;
   }
   return 0;
@@ -114,7 +115,7 @@ FrameHead read_frame_head(std::span<const std::byte, kFrameHeadBytes> bytes) {
   FrameHead head;
   const auto type = reader.integer<uint8_t>();
   if (type < static_cast<uint8_t>(FrameType::kHello) ||
-      type > static_cast<uint8_t>(FrameType::kEnd))
+      type > static_cast<uint8_t>(FrameType::kWait))
     fail("its type is not known");
   head.type = static_cast<FrameType>(type);
   const bool is_zero = reader.integer<uint8_t>() == 0 && reader.integer<uint16_t>() == 0;

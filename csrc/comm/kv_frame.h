@@ -16,7 +16,9 @@
 //   block    sender: group u16, place u32, then the block's bytes
 //   slot     sender: slot u32 of shared memory, group u16, place u32
 //   free     receiver: slot u32, which may be written to again
-//   end      receiver: it has all that it asked for, and the sender may let go
+//   end      sender: these were all, and are of the tokens that were asked for; receiver: it has
+//            them, and the sender may let go
+//   wait     sender: what comes next is not computed yet
 //
 // Blocks are named by their place in the sequence of tokens that has this hash. No frame has an
 // address, and none a size that is not bounded here.
@@ -42,9 +44,10 @@ enum class FrameType : uint8_t {
   kSlot,
   kFree,
   kEnd,
+  kWait,
 };
 
-inline constexpr uint32_t kKvProtocolVersion = 1;
+inline constexpr uint32_t kKvProtocolVersion = 2;
 inline constexpr size_t kFrameHeadBytes = 56;
 inline constexpr size_t kSignedHeadBytes = 24;    // of the head, before the code
 inline constexpr uint32_t kMaxHelloBytes = 1024;  // read before anything is known of the peer

@@ -26,6 +26,12 @@ KvLeases::~KvLeases() {
 
 void KvLeases::offer(KvOffer offer) {
   Lock lock(mutex_);
+  if (offer.is_first) {
+    if (leases_.contains(offer.id)) end(lock, offer.id, false);  // a ticket is used once more
+  } else if (!leases_.contains(offer.id)) {
+    lock.unlock();
+    return sink_(offer.transfer, false);
+  }
   Lease& lease = leases_[offer.id];
   if (lease.transfers.empty()) lease.order = next_order_++;
   lease.transfers.push_back(offer.transfer);
@@ -45,8 +51,17 @@ void KvLeases::offer(KvOffer offer) {
   }
 }
 
-// The lease, when it is ready.
-KvLeases::Lease& KvLeases::find(Lock& lock, uint64_t id, Deadline until,
+void KvLeases::withdraw(uint64_t id) {
+  Lock lock(mutex_);
+  if (leases_.contains(id)) end(lock, id, false);
+}
+
+bool KvLeases::has(uint64_t id) const {
+  const std::lock_guard lock(mutex_);
+  return leases_.contains(id);
+}
+
+KvLeases::Lease* KvLeases::find(Lock& lock, uint64_t id, Deadline until,
                                 const std::function<bool(Lease&)>& is_ready) {
   const bool was_there = leases_.contains(id);
   while (true) {
@@ -54,13 +69,14 @@ KvLeases::Lease& KvLeases::find(Lock& lock, uint64_t id, Deadline until,
     if (found == leases_.end() && was_there) gone("the sender has let go of these blocks");
     if (found != leases_.end() && is_ready(found->second)) {
       found->second.until = std::chrono::steady_clock::now() + limits_.lease;
-      return found->second;
+      return &found->second;
     }
     if (is_stopped_) gone("the sender ends");
     if (changed_.wait_until(lock, until) == std::cv_status::timeout &&
-        std::chrono::steady_clock::now() >= until)
-      gone(found == leases_.end() ? "the sender has no such blocks"
-                                  : "the sender has not computed these blocks yet");
+        std::chrono::steady_clock::now() >= until) {
+      if (leases_.contains(id)) return nullptr;
+      gone("the sender has no such blocks");
+    }
   }
 }
 
@@ -69,14 +85,16 @@ void KvLeases::wait_for(uint64_t id, Deadline until) {
   find(lock, id, until, [](Lease&) { return true; });
 }
 
-void KvLeases::read(uint64_t id, const BlockPlace& place, std::span<std::byte> out,
+bool KvLeases::read(uint64_t id, const BlockPlace& place, std::span<std::byte> out,
                     Deadline until) {
   Lock lock(mutex_);
   const std::pair key(place.group, place.place);
-  Lease& lease = find(lock, id, until, [&](Lease& one) {
+  Lease* const found = find(lock, id, until, [&](Lease& one) {
     if (!one.blocks.contains(key) && one.is_whole) gone("the sender lacks one of these blocks");
     return one.blocks.contains(key);
   });
+  if (found == nullptr) return false;
+  Lease& lease = *found;
   const int32_t block = lease.blocks.at(key);
   const int64_t block_size = blocks_.shape().block_size;
   const int64_t num_tokens =
@@ -88,11 +106,14 @@ void KvLeases::read(uint64_t id, const BlockPlace& place, std::span<std::byte> o
   blocks_.read(place.group, block, std::max<int64_t>(num_tokens, 0), out);
   lock.lock();
   if (--lease.num_reading == 0) changed_.notify_all();
+  return true;
 }
 
-void KvLeases::check(uint64_t id, uint32_t num_tokens, const TokenHash& prefix, Deadline until) {
+bool KvLeases::check(uint64_t id, uint32_t num_tokens, const TokenHash& prefix, Deadline until) {
   Lock lock(mutex_);
-  const Lease& lease = find(lock, id, until, [](Lease& one) { return one.is_whole; });
+  const Lease* const found = find(lock, id, until, [](Lease& one) { return one.is_whole; });
+  if (found == nullptr) return false;
+  const Lease& lease = *found;
   if (num_tokens == 0 || num_tokens > lease.token_ids.size())
     gone("the sender has computed fewer tokens");
   const size_t block_size = blocks_.shape().block_size;
@@ -104,6 +125,7 @@ void KvLeases::check(uint64_t id, uint32_t num_tokens, const TokenHash& prefix, 
         hash, std::span(lease.token_ids).subspan(num_full * block_size, num_tokens % block_size));
   }
   if (!are_equal(hash, prefix)) gone("the sender's blocks are of other tokens");
+  return true;
 }
 
 void KvLeases::end(uint64_t id) {

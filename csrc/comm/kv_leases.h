@@ -1,10 +1,10 @@
 // What an engine keeps for others to fetch: the blocks of sequences whose prompts it has computed.
 //
 // A lease begins with its first offer, grows with further ones while the prompt is being computed,
-// and ends when its blocks have been fetched, when nobody has read from it for `lease`, or when too
-// many blocks are kept: then the oldest goes first. At its end its transfers are told, and the
-// blocks are the pool's again; until then nobody writes to them, so that they are read where they
-// are, without a copy.
+// and ends when its blocks have been fetched, when it is withdrawn, when for `lease` nothing was
+// offered or read, or when too many blocks are kept: then the oldest goes first. At its end its
+// transfers are told, and the blocks are the pool's again; until then nobody writes to them, so
+// that they are read where they are, without a copy.
 #pragma once
 
 #include <chrono>
@@ -41,9 +41,10 @@ using TransferSink = std::function<void(int64_t transfer, bool is_done)>;
 struct KvOffer {
   uint64_t id = 0;
   int64_t transfer = 0;
+  bool is_first = true;  // others add to it, if it is there still
+  bool is_last = true;
   // All tokens up to the last block's end, and the hashes of their chain: of the root, and after
   // each full block. Nothing in offers that others follow.
-  bool is_last = true;
   std::vector<int32_t> token_ids;
   std::vector<TokenHash> hashes;
   std::vector<std::pair<BlockPlace, int32_t>> blocks;  // and which block of the pool it is
@@ -65,15 +66,18 @@ class KvLeases {
   const KvBlocks& blocks() const { return blocks_; }
   uint64_t epoch() const { return epoch_; }  // of this start, by chance
   void offer(KvOffer offer);
+  // The rest will not be offered. Nothing happens where there is no such lease.
+  void withdraw(uint64_t id);
+  bool has(uint64_t id) const;
 
   // All that follows throws HandOverError: kGone where the lease has ended, was never begun by the
   // deadline, or is of other tokens.
   // The lease is there, or begins by then.
   void wait_for(uint64_t id, Deadline until);
-  // Reads a block once it is offered.
-  void read(uint64_t id, const BlockPlace& block, std::span<std::byte> out, Deadline until);
-  // The first num_tokens of the lease have this hash: waits for its last offer.
-  void check(uint64_t id, uint32_t num_tokens, const TokenHash& prefix, Deadline until);
+  // Reads a block once it is offered; false: it was not by then, but still may be.
+  bool read(uint64_t id, const BlockPlace& block, std::span<std::byte> out, Deadline until);
+  // The first num_tokens of the lease have this hash; false: its last offer has not come by then.
+  bool check(uint64_t id, uint32_t num_tokens, const TokenHash& prefix, Deadline until);
   // All was fetched.
   void end(uint64_t id);
 
@@ -105,7 +109,8 @@ class KvLeases {
   };
   using Lock = std::unique_lock<std::mutex>;
 
-  Lease& find(Lock& lock, uint64_t id, Deadline until, const std::function<bool(Lease&)>& is_ready);
+  // Null: it is there by then, but not ready.
+  Lease* find(Lock& lock, uint64_t id, Deadline until, const std::function<bool(Lease&)>& is_ready);
   void end(Lock& lock, uint64_t id, bool is_done);
   void run();
 

@@ -86,6 +86,14 @@ void KvServer::serve(StreamSocket& socket) {
   }
 }
 
+// Until it has come, or the lease ends: the receiver hears as often as it needs to know that this
+// side lives.
+template <class Try>
+void KvServer::await(KvConnection& connection, const Try& has_come) const {
+  while (!has_come(std::chrono::steady_clock::now() + link_.timeout / 4))
+    connection.send(FrameType::kWait, {});
+}
+
 void KvServer::send_blocks(KvConnection& connection, const PullFrame& pull, int file) {
   const KvWireShape& shape = link_.shape;
   std::optional<SharedSlots> slots;
@@ -96,8 +104,7 @@ void KvServer::send_blocks(KvConnection& connection, const PullFrame& pull, int 
   if (pull.epoch != leases_.epoch())
     throw HandOverError(HandOverCause::kGone, "the sender has started anew since");
   // Less than the receiver waits, who would not learn why nothing came.
-  const auto until = [this] { return std::chrono::steady_clock::now() + link_.timeout / 2; };
-  leases_.wait_for(pull.id, until());
+  leases_.wait_for(pull.id, std::chrono::steady_clock::now() + link_.timeout / 2);
   for (const BlockPlace& block : pull.blocks)
     if (block.group >= shape.block_bytes.size())
       throw HandOverError(HandOverCause::kCorrupt, "a block is of a group that there is not");
@@ -108,7 +115,7 @@ void KvServer::send_blocks(KvConnection& connection, const PullFrame& pull, int 
     const uint64_t num_bytes = shape.block_bytes[block.group];
     if (!slots) {
       bytes.resize(num_bytes);
-      leases_.read(pull.id, block, bytes, until());
+      await(connection, [&](Deadline until) { return leases_.read(pull.id, block, bytes, until); });
       connection.send(FrameType::kBlock, {to_bytes(block), bytes});
       continue;
     }
@@ -120,10 +127,13 @@ void KvServer::send_blocks(KvConnection& connection, const PullFrame& pull, int 
     }
     const SlotFrame slot{.slot = free.front(), .block = block};
     free.pop_front();
-    leases_.read(pull.id, block, slots->slot(slot.slot).first(num_bytes), until());
+    const std::span<std::byte> out = slots->slot(slot.slot).first(num_bytes);
+    await(connection, [&](Deadline until) { return leases_.read(pull.id, block, out, until); });
     connection.send(FrameType::kSlot, {to_bytes(slot)});
   }
-  leases_.check(pull.id, pull.num_tokens, pull.prefix, until());
+  await(connection, [&](Deadline until) {
+    return leases_.check(pull.id, pull.num_tokens, pull.prefix, until);
+  });
   connection.send(FrameType::kEnd, {});
   // What was freed meanwhile comes before the receiver's end.
   for (size_t i = free.size(); slots && i < slots->num_slots(); ++i)

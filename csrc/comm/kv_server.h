@@ -38,6 +38,8 @@ class KvServer {
   void reap(bool all);
   void serve(StreamSocket& socket);
   void send_blocks(KvConnection& connection, const PullFrame& pull, int file);
+  template <class Try>
+  void await(KvConnection& connection, const Try& has_come) const;
 
   KvLeases& leases_;
   const KvLink link_;

@@ -12,6 +12,7 @@
 namespace llmserve {
 namespace {
 
+constexpr std::chrono::milliseconds kLocalWait{50};  // then it looks whether it was cancelled
 constexpr uint32_t kNumSlots = 8;  // one is filled, one is emptied, and some smooth it
 
 // -- in process -----------------------------------------------------------------------------------
@@ -32,7 +33,6 @@ class LocalTransport final : public KvTransport {
       : address_(std::move(address)), link_(link) {}
 
   void pull(const KvPull& pull, const Take& take) override {
-    const auto until = [this] { return std::chrono::steady_clock::now() + link_.timeout; };
     in_host([&](KvLeases& leases, const KvLink& link) {
       if (link.numerics_class != link_.numerics_class || link.shape != link_.shape ||
           link.key != link_.key)
@@ -40,19 +40,20 @@ class LocalTransport final : public KvTransport {
                             "the peer has another key, numerics class or block_size");
       if (leases.epoch() != pull.epoch)
         throw HandOverError(HandOverCause::kGone, "the sender has started anew since");
-      leases.wait_for(pull.id, until());
+      leases.wait_for(pull.id, std::chrono::steady_clock::now() + link_.timeout);
     });
     std::vector<std::byte> bytes;
     for (const BlockPlace& block : pull.blocks) {
       bytes.resize(link_.shape.block_bytes[block.group]);
-      in_host(
-          [&](KvLeases& leases, const KvLink&) { leases.read(pull.id, block, bytes, until()); });
+      await([&](KvLeases& leases, Deadline until) {
+        return leases.read(pull.id, block, bytes, until);
+      });
       take(block, bytes);
     }
-    in_host([&](KvLeases& leases, const KvLink&) {
-      leases.check(pull.id, pull.num_tokens, pull.prefix, until());
-      leases.end(pull.id);
+    await([&](KvLeases& leases, Deadline until) {
+      return leases.check(pull.id, pull.num_tokens, pull.prefix, until);
     });
+    in_host([&](KvLeases& leases, const KvLink&) { leases.end(pull.id); });
   }
   void cancel() noexcept override { is_cancelled_ = true; }
 
@@ -67,6 +68,17 @@ class LocalTransport final : public KvTransport {
     if (found == all.hosts.end())
       throw HandOverError(HandOverCause::kUnreachable, "no such engine in this process");
     act(*found->second.first, found->second.second);
+  }
+
+  // Until it has come, or the lease ends.
+  template <class Try>
+  void await(const Try& has_come) const {
+    bool is_there = false;
+    while (!is_there) {
+      in_host([&](KvLeases& leases, const KvLink&) {
+        is_there = has_come(leases, std::chrono::steady_clock::now() + kLocalWait);
+      });
+    }
   }
 
   const std::string address_;
@@ -91,7 +103,7 @@ class SocketTransport : public KvTransport {
                     .prefix = pull.prefix,
                     .blocks = pull.blocks};
     fetch(asked, take);
-    connection_.receive({FrameType::kEnd});
+    receive(FrameType::kEnd);
     connection_.send(FrameType::kEnd, {});
   }
   void cancel() noexcept override { socket_.cancel(); }
@@ -101,10 +113,17 @@ class SocketTransport : public KvTransport {
     connection_.send(FrameType::kPull, {to_bytes(asked)});
     for (const BlockPlace& block : asked.blocks) {
       Bytes bytes;
-      check(read_block(connection_.receive({FrameType::kBlock}).payload, bytes), block);
+      check(read_block(receive(FrameType::kBlock), bytes), block);
       if (bytes.size() != link_.shape.block_bytes[block.group])
         throw HandOverError(HandOverCause::kCorrupt, "a block has not its length");
       take(block, bytes);
+    }
+  }
+  // The payload of what comes next, once it is computed.
+  Bytes receive(FrameType type) {
+    while (true) {
+      const Frame frame = connection_.receive({type, FrameType::kWait});
+      if (frame.type == type) return frame.payload;
     }
   }
   static void check(const BlockPlace& came, const BlockPlace& asked) {
@@ -129,7 +148,7 @@ class SharedMemoryTransport final : public SocketTransport {
     asked.num_slots = kNumSlots;
     connection_.send_with_file(FrameType::kPull, to_bytes(asked), slots.file());
     for (const BlockPlace& block : asked.blocks) {
-      const SlotFrame slot = read_slot(connection_.receive({FrameType::kSlot}).payload);
+      const SlotFrame slot = read_slot(receive(FrameType::kSlot));
       check(slot.block, block);
       if (slot.slot >= kNumSlots)
         throw HandOverError(HandOverCause::kCorrupt, "a slot that there is not");

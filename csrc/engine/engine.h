@@ -128,6 +128,9 @@ class Engine {
   KvPeer open_hand_over(const HandOverOptions& options);
   // A number for HandOver::peer. Throws InvalidArgument without open_hand_over().
   int32_t add_peer(const KvPeer& peer);
+  // Whether it keeps blocks under this id of send_to: the first are computed, and nobody has
+  // fetched all of them.
+  bool has_begun_hand_over(int64_t id) const;
   // Why a sequence was last computed here that should have come from a peer, once; empty: none.
   std::string take_hand_over_failure();
 

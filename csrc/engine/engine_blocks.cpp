@@ -46,6 +46,11 @@ int32_t Engine::add_peer(const KvPeer& peer) {
   return found->add_peer(peer);
 }
 
+bool Engine::has_begun_hand_over(int64_t id) const {
+  const std::shared_ptr<KvMover> found = mover();
+  return found && found->has_begun(id);
+}
+
 std::string Engine::take_hand_over_failure() {
   const std::shared_ptr<KvMover> found = mover();
   return found ? found->take_failure() : std::string();

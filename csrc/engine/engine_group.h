@@ -58,6 +58,7 @@ class EngineGroup final : private EngineListener {
   // Of one engine: several throw NotSupported.
   KvPeer open_hand_over(const HandOverOptions& options);
   int32_t add_peer(const KvPeer& peer) { return first().add_peer(peer); }
+  bool has_begun_hand_over(int64_t id) const { return first().has_begun_hand_over(id); }
   std::string take_hand_over_failure() { return first().take_hand_over_failure(); }
   EngineMetrics metrics() const;
   EngineHistograms histograms() const;

@@ -10,7 +10,8 @@
 namespace llmserve {
 namespace {
 
-constexpr size_t kNumThreads = 4;  // so many prompts are fetched at a time
+// So many prompts are fetched at a time. Most of them wait for what is being computed.
+constexpr size_t kNumThreads = 16;
 constexpr size_t kMaxPeers = 4096;
 constexpr size_t kMinKeyLength = 16;
 
@@ -105,6 +106,10 @@ KvPeer KvMover::peer_of(const Transfer& transfer) const {
 }
 
 void KvMover::begin(const Transfer& transfer) {
+  if (transfer.is_withdrawal) {
+    leases_.withdraw(static_cast<uint64_t>(transfer.hand_over.id));
+    return sink_(TransferDone{transfer.id});
+  }
   if (transfer.to == MemoryTier::kPeer) return offer(transfer);
   const std::lock_guard lock(mutex_);
   waiting_.push_back(transfer);
@@ -114,6 +119,8 @@ void KvMover::begin(const Transfer& transfer) {
 void KvMover::offer(const Transfer& transfer) {
   KvOffer offer{.id = static_cast<uint64_t>(transfer.hand_over.id),
                 .transfer = transfer.id,
+                .is_first = transfer.is_first,
+                .is_last = transfer.is_last,
                 .token_ids = transfer.token_ids,
                 .hashes = transfer.hashes};
   for (const BlockMove& move : transfer.moves)
@@ -160,12 +167,9 @@ void KvMover::fetch(Fetch& fetch) {
   const Transfer& transfer = fetch.transfer;
   KvPull pull{.id = static_cast<uint64_t>(transfer.hand_over.id),
               .num_tokens = static_cast<uint32_t>(transfer.num_tokens)};
-  int64_t num_bytes = 0;
-  for (const BlockMove& move : transfer.moves) {
+  for (const BlockMove& move : transfer.moves)
     pull.blocks.push_back(
         {.group = static_cast<uint16_t>(move.group), .place = static_cast<uint32_t>(move.source)});
-    num_bytes += static_cast<int64_t>(blocks_.shape().block_bytes[static_cast<size_t>(move.group)]);
-  }
   const auto block_size = static_cast<int64_t>(blocks_.shape().block_size);
   const int64_t num_full = transfer.num_tokens / block_size;
   pull.prefix = transfer.hashes[static_cast<size_t>(num_full)];
@@ -194,7 +198,6 @@ void KvMover::fetch(Fetch& fetch) {
   {
     const std::lock_guard lock(mutex_);
     ++num_received_;
-    num_received_bytes_ += num_bytes;
     receive_us_ += clock.now_us() - start_us;
   }
   sink_(TransferDone{transfer.id});
@@ -218,6 +221,8 @@ void KvMover::pull(Fetch& fetch, const KvPull& pull, const KvPeer& peer) {
     try {
       transport->pull(pull, [&](const BlockPlace& block, Bytes bytes) {
         blocks_.write(block.group, fetch.transfer.moves[num_taken++].destination, bytes);
+        const std::lock_guard lock(mutex_);
+        num_received_bytes_ += std::ssize(bytes);
       });
       return let_go();
     } catch (const HandOverError& error) {

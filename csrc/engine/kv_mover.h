@@ -61,6 +61,8 @@ class KvMover {
   int32_t add_peer(const KvPeer& peer);
   // Its own counters; the others are left alone. Any thread.
   void fill_metrics(EngineMetrics& metrics) const;
+  // Whether blocks are kept under this id. Any thread.
+  bool has_begun(int64_t id) const { return leases_.has(static_cast<uint64_t>(id)); }
   // Why the last transfer failed, once; empty: nothing new. Any thread.
   std::string take_failure();
 

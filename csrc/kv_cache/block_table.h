@@ -49,6 +49,7 @@ struct BlockTable {
   bool is_cacheable = true;   // false: its blocks must not enter the prefix cache
   // For a peer, who runs the last computed token again: what that one looks at stays, too.
   bool keeps_one_more = false;
+  int32_t num_sent = 0;     // leading blocks, of each group, that went to it or need not go
   bool is_private = false;  // they never may: token ids do not say what they hold
 
   // The hash chain of the sequence's full blocks, as far as it has been needed. It depends on

@@ -167,11 +167,17 @@ class KvCacheManager {
   // num_lacking(match, tokens) is 0; the match is kept for the tokens but the last.
   void receive(BlockTable& table, const PrefixMatch& match, std::span<const int32_t> token_ids,
                const HandOver& from);
-  // Begins to send the blocks of the first num_computed of token_ids, all that the table has
-  // scheduled. The transfer holds them; the table may be released.
-  void send(BlockTable& table, std::span<const int32_t> token_ids, int64_t num_computed,
-            const HandOver& to);
-  // Sends that no plan has: what they would send is not to be trusted.
+  // Begins to send blocks of the first num_computed of token_ids that have not been sent. The
+  // transfer holds them; the table may be released.
+  //   before the end   full blocks of what commit() was told of, and of them those that the token
+  //                    at num_prompt - 1 looks at, which whoever goes on runs first
+  //   at the end       all others, of all that the table has scheduled
+  void send_full(BlockTable& table, int64_t num_computed, int64_t num_prompt, const HandOver& to);
+  void send_rest(BlockTable& table, std::span<const int32_t> token_ids, int64_t num_computed,
+                 const HandOver& to);
+  // The peer is not to wait for the rest, and lets go of what was sent.
+  void withdraw(BlockTable& table, const HandOver& to);
+  // Likewise of what has sends that no plan has: what they would send is not to be trusted.
   void cancel_sends();
 
   // -- what is held, for who routes by prefixes ---------------------------------------------------
@@ -234,6 +240,8 @@ class KvCacheManager {
   Transfer hand_over_of(BlockTable& table, std::span<const int32_t> token_ids,
                         const HandOver& hand_over) const;
   BlockTable* end_hand_over(const TransferBook::Entry& ended);
+  void move_to_peer(BlockTable& table, int64_t end, int64_t num_prompt, Transfer transfer);
+  void withdraw(const HandOver& to);
   void take_state(BlockTable& table, int32_t snapshot);
   void fork_state(const BlockTable& parent, BlockTable& child);
   void file_states(BlockTable& table, std::span<const int32_t> token_ids, int64_t num_computed);

@@ -65,27 +65,71 @@ void KvCacheManager::receive(BlockTable& table, const PrefixMatch& match,
   transfers_.begin(std::move(transfer), &table);
 }
 
-void KvCacheManager::send(BlockTable& table, std::span<const int32_t> token_ids,
-                          int64_t num_computed, const HandOver& to) {
-  Transfer transfer = hand_over_of(table, token_ids.first(static_cast<size_t>(num_computed)), to);
+// Blocks from num_sent to `end`. The transfer holds those before them, too, so that parents stay as
+// long as their children, in whatever order transfers end.
+void KvCacheManager::move_to_peer(BlockTable& table, int64_t end, int64_t num_prompt,
+                                  Transfer transfer) {
   transfer.from = MemoryTier::kPool;
   transfer.to = MemoryTier::kPeer;
-  for (int64_t i = 0; i < num_logical(num_computed); ++i) {
+  transfer.is_first = table.num_sent == 0;
+  for (int64_t i = table.num_sent; i < end; ++i) {
     for (const int64_t g : groups_.in_order()) {
       const int32_t block = table.blocks[g][i];
-      if (block == kGone) continue;
+      if (block == kGone || i < groups_.first_needed(g, num_prompt - 1)) continue;
       pool_.add_ref(block);
       transfer.moves.push_back({.group = static_cast<int32_t>(g),
                                 .source = block,
                                 .destination = static_cast<int32_t>(i)});
     }
   }
-  transfers_.begin(std::move(transfer), nullptr);
+  BlockTable before;
+  before.blocks.resize(table.blocks.size());
+  for (int64_t g = 0; g < groups_.count(); ++g) {
+    if (!groups_.keeps_all(g)) continue;
+    before.blocks[g].assign(table.blocks[g].begin(), table.blocks[g].begin() + table.num_sent);
+  }
+  before.for_each_block([&](int32_t block) { pool_.add_ref(block); });
+  table.num_sent = static_cast<int32_t>(end);
+  transfers_.begin(std::move(transfer), &before);
+  transfers_.leave(before);
+}
+
+void KvCacheManager::send_full(BlockTable& table, int64_t num_computed, int64_t num_prompt,
+                               const HandOver& to) {
+  const int64_t num_full = num_computed / block_size();
+  if (num_full <= table.num_sent) return;
+  move_to_peer(table, num_full, num_prompt,
+               {.hand_over = to, .is_last = false, .num_tokens = num_computed});
+}
+
+void KvCacheManager::send_rest(BlockTable& table, std::span<const int32_t> token_ids,
+                               int64_t num_computed, const HandOver& to) {
+  move_to_peer(table, num_logical(num_computed), num_computed,
+               hand_over_of(table, token_ids.first(static_cast<size_t>(num_computed)), to));
+}
+
+void KvCacheManager::withdraw(BlockTable& table, const HandOver& to) {
+  if (std::exchange(table.num_sent, 0) > 0) withdraw(to);
+}
+
+// Where the first part is among those that no plan has, nobody has heard of it.
+void KvCacheManager::withdraw(const HandOver& to) {
+  bool is_known = true;
+  while (const std::optional<TransferBook::Entry> send = transfers_.cancel_send(to)) {
+    is_known = is_known && !send->transfer.is_first;
+    end_hand_over(*send);
+  }
+  if (!is_known) return;
+  transfers_.begin({.from = MemoryTier::kPool,
+                    .to = MemoryTier::kPeer,
+                    .hand_over = to,
+                    .is_first = false,
+                    .is_withdrawal = true},
+                   nullptr);
 }
 
 void KvCacheManager::cancel_sends() {
-  while (const std::optional<TransferBook::Entry> send = transfers_.cancel_send())
-    end_hand_over(*send);
+  while (const std::optional<HandOver> unsent = transfers_.unsent()) withdraw(*unsent);
 }
 
 BlockTable* KvCacheManager::end_hand_over(const TransferBook::Entry& ended) {

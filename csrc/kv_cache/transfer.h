@@ -34,8 +34,14 @@ struct Transfer {
   // From or to a peer: of a sequence's first num_tokens tokens. Without moves the receiver has all
   // that it needs. A transfer from a peer that has sent fewer tokens fails.
   HandOver hand_over;
+  // To a peer, in parts: full blocks while the prompt is being computed, and the rest at its end.
+  bool is_first = true;
+  bool is_last = true;
+  // Nothing more comes, and what came is let go of: without moves.
+  bool is_withdrawal = false;
   int64_t num_tokens = 0;
-  // Likewise: those tokens, and the hashes of their chain: of the root, then of each full block.
+  // Those tokens, and the hashes of their chain: of the root, then of each full block. Of what is
+  // sent the last part alone has them.
   std::vector<int32_t> token_ids;
   std::vector<TokenHash> hashes;
   std::vector<BlockMove> moves;  // in the order of positions

@@ -7,6 +7,13 @@
 #include "core/error.h"
 
 namespace llmserve {
+namespace {
+
+bool is_send(const Transfer& transfer) {
+  return transfer.to == MemoryTier::kPeer && !transfer.is_withdrawal;
+}
+
+}  // namespace
 
 void TransferBook::begin(Transfer transfer, BlockTable* table) {
   transfer.id = next_id_++;
@@ -34,8 +41,16 @@ std::optional<TransferBook::Entry> TransferBook::end(TransferId id) {
   return entry;
 }
 
-std::optional<TransferBook::Entry> TransferBook::cancel_send() {
-  const auto send = std::ranges::find(begun_, MemoryTier::kPeer, &Transfer::to);
+std::optional<HandOver> TransferBook::unsent() const {
+  const auto send = std::ranges::find_if(begun_, is_send);
+  if (send == begun_.end()) return std::nullopt;
+  return send->hand_over;
+}
+
+std::optional<TransferBook::Entry> TransferBook::cancel_send(const HandOver& hand_over) {
+  const auto send = std::ranges::find_if(begun_, [&](const Transfer& transfer) {
+    return is_send(transfer) && transfer.hand_over == hand_over;
+  });
   if (send == begun_.end()) return std::nullopt;
   const TransferId id = send->id;
   begun_.erase(send);

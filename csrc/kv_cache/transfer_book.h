@@ -37,9 +37,11 @@ class TransferBook {
 
   int64_t num_in_flight() const { return std::ssize(entries_); }
   bool has_begun() const { return !begun_.empty(); }
-  // Ends one that began since the last take() and goes to a peer, as if it had never begun; none:
-  // there is no such one.
-  std::optional<Entry> cancel_send();
+  // Of one that began since the last take(), goes to a peer and is no withdrawal; none: there is no
+  // such one.
+  std::optional<HandOver> unsent() const;
+  // Ends one of those, as if it had never begun; none: there is no such one of this hand-over.
+  std::optional<Entry> cancel_send(const HandOver& hand_over);
   // Appends those that began since the last call.
   void take(std::vector<Transfer>& transfers);
 

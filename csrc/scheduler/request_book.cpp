@@ -201,7 +201,10 @@ void RequestBook::preempt(Sequence& sequence) {
   send_to_queue(sequence);
 }
 
+// Its blocks are wanted elsewhere. What it has sent of them would keep them, so that a peer begins
+// anew with it.
 void RequestBook::send_to_queue(Sequence& sequence) {
+  withdraw(sequence);
   kv_cache_.release(sequence.table);
   sequence.num_computed = sequence.num_scheduled = sequence.num_awaited = 0;
   sequence.num_drafted = sequence.num_drafts = 0;
@@ -262,12 +265,26 @@ void RequestBook::leave_flight(Sequence& sequence) {
 
 // Nothing refers to an ended sequence any more, and nobody writes to its blocks.
 void RequestBook::let_go(Sequence& sequence) {
-  if (sequence.is_to_send && sequence.num_computed > 0)
-    kv_cache_.send(sequence.table, sequence.token_ids, sequence.num_computed,
-                   *sequence.context->request.send_to);
+  if (sequence.is_to_send && sequence.num_computed > 0) {
+    kv_cache_.send_rest(sequence.table, sequence.token_ids, sequence.num_computed,
+                        *sequence.context->request.send_to);
+  } else {
+    withdraw(sequence);
+  }
   drop_branches(sequence);
   kv_cache_.release(sequence.table);
   ended_.push_back(&sequence);
+}
+
+void RequestBook::send_computed(Sequence& sequence) {
+  const RequestContext& context = *sequence.context;
+  kv_cache_.send_full(sequence.table, sequence.num_computed, sequence.num_prompt_tokens,
+                      *context.request.send_to);
+}
+
+void RequestBook::withdraw(Sequence& sequence) {
+  if (sequence.table.keeps_one_more)
+    kv_cache_.withdraw(sequence.table, *sequence.context->request.send_to);
 }
 
 void RequestBook::drop_branches(Sequence& sequence) {
@@ -276,8 +293,12 @@ void RequestBook::drop_branches(Sequence& sequence) {
 }
 
 void RequestBook::cancel_sends() {
-  for (const auto& [id, entry] : requests_)
-    for (const auto& sequence : entry.sequences) sequence->is_to_send = false;
+  for (const auto& [id, entry] : requests_) {
+    for (const auto& sequence : entry.sequences) {
+      sequence->is_to_send = false;
+      withdraw(*sequence);
+    }
+  }
   kv_cache_.cancel_sends();
 }
 

@@ -88,6 +88,8 @@ class RequestBook {
   void drop(Sequence& sequence);
   // Guesses beside `drafts` go, and their blocks.
   void drop_branches(Sequence& sequence);
+  // The peer that its blocks go to may have those that are computed. Precondition: it has one.
+  void send_computed(Sequence& sequence);
   // The last step in flight that ran the sequence, or a void part of it, is over.
   void leave_flight(Sequence& sequence);
   // Counts a request whose last event the caller writes itself.
@@ -116,6 +118,7 @@ class RequestBook {
   std::unique_ptr<Sequence> make_sequence(RequestContext& context, int32_t sample_index) const;
   void resume(Sequence& sequence) const;
   void send_to_queue(Sequence& sequence);
+  void withdraw(Sequence& sequence);
   void let_go(Sequence& sequence);
   void check_sequence(const Sequence& sequence) const;
 

@@ -145,6 +145,7 @@ int32_t StepCommitter::count_awaited_masks(const Sequence& sequence, const Share
 void StepCommitter::cache_blocks(Sequence& sequence, int64_t num_computed) {
   sequence.num_computed = num_computed;
   kv_cache_.commit(sequence.table, sequence.token_ids, num_computed);
+  if (sequence.table.keeps_one_more) book_.send_computed(sequence);
 }
 
 // False: that was the sequence's end.

@@ -46,6 +46,7 @@ inline FrameBytes kv_frame_round_trip(Bytes bytes) {
       append(to_bytes(read_free(payload)));
       break;
     case FrameType::kEnd:
+    case FrameType::kWait:
       break;
   }
   return written;
@@ -75,6 +76,7 @@ inline std::vector<FrameBytes> kv_frame_samples() {
       {FrameType::kSlot, to_bytes(SlotFrame{.slot = 3, .block = {.group = 0, .place = 1}})},
       {FrameType::kFree, to_bytes(uint32_t{3})},
       {FrameType::kEnd, {}},
+      {FrameType::kWait, {}},
   };
   std::vector<FrameBytes> frames;
   for (const auto& [type, payload] : payloads) {

@@ -70,6 +70,9 @@ void register_transfers(py::module_& testing) {
             return std::pair(self.hand_over.peer, self.hand_over.id);
           },
           "(peer, id); None: with the lower tier.")
+      .def_readonly("is_first", &Transfer::is_first)
+      .def_readonly("is_last", &Transfer::is_last)
+      .def_readonly("is_withdrawal", &Transfer::is_withdrawal)
       .def_property_readonly("moves", &moves_of);
 }
 

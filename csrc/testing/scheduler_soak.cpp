@@ -266,9 +266,12 @@ class Soak {
       const Transfer& transfer = transfers_[i];
       // A peer that has not got the blocks yet, or never will, has none to give.
       const bool is_done =
-          happens(85) && (transfer.from != MemoryTier::kPeer || model_.has_sent(transfer));
+          transfer.is_withdrawal ||
+          (happens(85) && (transfer.from != MemoryTier::kPeer || model_.has_sent(transfer)));
       if (is_done || transfer.from != MemoryTier::kPeer)
-        model_.carry_out(transfer, is_done ? transfer.moves.size() : below(transfer.moves.size()));
+        model_.carry_out(transfer, is_done || transfer.moves.empty()
+                                       ? transfer.moves.size()
+                                       : below(transfer.moves.size()));
       if (is_done) {
         count_done(transfer);
         news_.emplace_back(TransferDone{transfer.id});

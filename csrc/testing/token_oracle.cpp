@@ -87,7 +87,9 @@ void ShadowModel::take_in(const ScheduledSequence& sequence) {
 }
 
 void ShadowModel::carry_out(const Transfer& transfer, size_t count) {
-  if (transfer.to == MemoryTier::kPeer) num_sent_[transfer.hand_over.id] = transfer.num_tokens;
+  if (transfer.is_withdrawal) num_sent_.erase(transfer.hand_over.id);
+  if (transfer.to == MemoryTier::kPeer && transfer.is_last)
+    num_sent_[transfer.hand_over.id] = transfer.num_tokens;
   for (const BlockMove& move : std::span(transfer.moves).first(count)) {
     const auto block_of = [&](MemoryTier tier, int32_t block) {
       if (tier == MemoryTier::kPeer) {

@@ -114,12 +114,14 @@ class Runner:
         self.flights: deque[_core.SampledTokens] = deque()
         self.outputs: dict[tuple[int, int], Output] = {}
         self.finished_requests: list[int] = []
+        self.transfers: list[testing.Transfer] = []  # of all plans
 
     def add(self, request_id: int, prompt: list[int], **params: Any) -> None:
         add_request(self.scheduler, request_id, prompt, **params)
 
     def step(self) -> Step:
         plan = self.scheduler.schedule()
+        self.transfers += testing.transfers(plan)
         step = Step(
             [
                 (s.request_id, s.sample_index, s.start_position, s.num_tokens)

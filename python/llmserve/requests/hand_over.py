@@ -78,6 +78,14 @@ class HandOver:
         peer = self._engine.add_peer(read.addresses, read.epoch)
         return BlocksOf(receive_from=(peer, read.lease))
 
+    def has_begun(self, ticket: str) -> bool:
+        """Whether blocks are kept under this own ticket: from the first that its request has
+        computed until all have been fetched. Raises InvalidArgument for what is no own ticket."""
+        blocks_of = self.read(ticket)
+        if blocks_of.send_to is None:
+            raise InvalidArgument("hand_over_ticket: another engine has drawn it")
+        return self._engine.has_begun_hand_over(blocks_of.send_to)
+
     def _sign(self, body: bytes) -> bytes:
         return hmac.digest(self._key, body, hashlib.sha256)
 

@@ -60,7 +60,7 @@ class FleetFront(Front):
         if place is None:
             return None
         try:
-            with_ticket = await self._prefill.handed_over(asked, place, outgoing)
+            with_ticket = await self._prefill.handed_over(asked, own, place, outgoing)
             if with_ticket is not None:
                 reply = await self._post(asked, place, with_ticket)
                 if reply.status != 400:

@@ -2,14 +2,15 @@
 
 The server that answers is chosen first, among those of the roles decode and both. Where it is
 thought to lack enough of the prompt, one of the role prefill and of its numerics class draws a
-ticket, computes the prompt, and keeps the blocks under that ticket. The request then goes to the
-chosen server with the ticket, which fetches them. Whatever fails on the way, the chosen server
-computes the prompt by itself: a client sees a later first token at worst.
+ticket, computes the prompt, and keeps the blocks under that ticket. Once the first blocks are there
+the request goes to the chosen server with the ticket, which fetches them and the others as they
+are computed. Whatever fails on the way, the chosen server computes the prompt by itself: a client
+sees a later first token at worst.
 """
 
 import asyncio
 import logging
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -28,8 +29,17 @@ PREFILL = "prefill"
 ANSWERING = ("decode", "both")
 _TICKET = "hand_over_ticket"
 _MAX_ANSWER_BYTES = 2**24
+_RETRY_S = 0.1  # of a server that is draining, and answers at once
 # With one of these, several sequences or more of the prompt than its blocks are wanted.
 _WHOLE = ("best_of", "use_beam_search", "prompt_logprobs", "echo", "resume_token_ids", _TICKET)
+
+# The ticket, once the first blocks under it can be fetched; None: nothing is handed over.
+_Begun = asyncio.Future[str | None]
+
+
+def _give(begun: _Begun, ticket: str | None) -> None:
+    if not begun.done():
+        begun.set_result(ticket)
 
 
 def can_hand_over(asked: Asked, outgoing: Outgoing) -> bool:
@@ -56,9 +66,11 @@ class Prefill:
         """Of the servers that answer; none: of all, since there is no other."""
         return ANSWERING if self._fleet.has_ready(*ANSWERING) else ()
 
-    async def handed_over(self, asked: Asked, place: Place, outgoing: Outgoing) -> Outgoing | None:
-        """The request with a ticket, once its prompt is computed elsewhere; None: it goes as it
-        is."""
+    async def handed_over(
+        self, asked: Asked, own: ExitStack, place: Place, outgoing: Outgoing
+    ) -> Outgoing | None:
+        """The request with a ticket, once the first of its prompt is computed elsewhere; None: it
+        goes as it is. own: of the request, at whose end nobody needs the rest."""
         num_lacking = asked.prompt.num_tokens - place.num_cached_tokens
         if (
             num_lacking < self._min_tokens
@@ -71,6 +83,25 @@ class Prefill:
         needed_class = place.numerics_class(asked.model)
         if not needed_class:
             return None
+        begun: _Begun = asyncio.get_running_loop().create_future()
+        computing = asyncio.create_task(self._compute(asked, outgoing, needed_class, begun))
+        own.callback(computing.cancel)
+        computing.add_done_callback(lambda _: _give(begun, None))
+        ticket = await begun
+        if ticket is None:
+            return None
+        self._metrics.handed_over.inc()
+        return outgoing.with_ticket(ticket)
+
+    def note_failure(self, asked: Asked, why: str) -> None:
+        """The server that answers computes the prompt."""
+        _log.warning("not handed over: %s", why)
+        self._metrics.not_handed_over.inc()
+
+    async def _compute(
+        self, asked: Asked, outgoing: Outgoing, needed_class: str, begun: _Begun
+    ) -> None:
+        """Has the prompt computed, and gives its ticket as soon as the first of it is."""
         with ExitStack() as own:
             prefill = own.enter_context(
                 self._fleet.placed(
@@ -83,31 +114,42 @@ class Prefill:
                 )
             )
             if prefill is None:
-                return None
+                return
             try:
-                ticket = await self._computed(asked, prefill, outgoing)
+                ticket = await self._draw(asked, prefill)
+                waiting = asyncio.create_task(self._wait(asked, prefill, ticket, begun))
+                own.callback(waiting.cancel)
+                await self._post(asked, prefill, *outgoing.prompt_only(ticket).sent())
+                _give(begun, ticket)
             except (ReplicaLost, ValueError) as error:
-                self.note_failure(asked, f"{prefill.name}: {error}")
+                why = f"{prefill.name}: {error}"
+                if begun.done():  # who has the ticket finds out by itself
+                    _log.warning("a prompt was not computed to its end: %s", why)
+                else:
+                    self.note_failure(asked, why)
                 await prefill.check()
-                return None
-        self._metrics.handed_over.inc()
-        return outgoing.with_ticket(ticket)
 
-    def note_failure(self, asked: Asked, why: str) -> None:
-        """The server that answers computes the prompt."""
-        _log.warning("not handed over: %s", why)
-        self._metrics.not_handed_over.inc()
-
-    async def _computed(self, asked: Asked, prefill: Place, outgoing: Outgoing) -> str:
-        """The ticket of the prompt, which is computed. Raises ReplicaLost, ValueError."""
+    async def _draw(self, asked: Asked, prefill: Place) -> str:
+        """A ticket for the prompt. Raises ReplicaLost, ValueError."""
         model = prefill.replica.served_name(asked.model)
         query = f"?model={quote(model)}" if model else ""
         drawn = await self._post(asked, prefill, f"/hand_over/tickets{query}", b"{}")
         ticket = drawn.get("ticket")
         if not isinstance(ticket, str):
             raise ValueError("it draws no ticket")
-        await self._post(asked, prefill, *outgoing.prompt_only(ticket).sent())
         return ticket
+
+    async def _wait(self, asked: Asked, prefill: Place, ticket: str, begun: _Begun) -> None:
+        """Gives the ticket once its first blocks can be fetched. What goes wrong here the prompt's
+        own request tells."""
+        model = prefill.replica.served_name(asked.model)
+        data = msgspec.json.encode({_TICKET: ticket, "model": model or None})
+        with suppress(ReplicaLost, ValueError):
+            while not begun.done():
+                said = await self._post(asked, prefill, "/hand_over/begun", data)
+                if said.get("has_begun") is True:
+                    _give(begun, ticket)
+                await asyncio.sleep(_RETRY_S)
 
     async def _post(self, asked: Asked, prefill: Place, path: str, data: bytes) -> dict[str, Any]:
         headers = asked.headers()

@@ -39,6 +39,9 @@ _TABLES = {
     "HandOverTicket": """
         ticket string the hand_over_ticket of a request here, and of one elsewhere
     """,
+    "HandOverBegun": """
+        has_begun boolean whether the first blocks can be fetched; false: not within 30 seconds
+    """,
     "BlockEvents": """
         epoch string another one after a restart: numbers begin anew
         snapshot? object sequence and hashes: all blocks that are held, in base64
@@ -372,6 +375,7 @@ ANSWERS: Mapping[tuple[str, str], str] = {
     ("get", "/ready"): "Health",
     ("get", "/replica"): "Replica",
     ("post", "/hand_over/tickets"): "HandOverTicket",
+    ("post", "/hand_over/begun"): "HandOverBegun",
     ("get", "/debug/block_events"): "BlockEvents",
     ("get", "/version"): "Version",
     ("get", "/load"): "Load",

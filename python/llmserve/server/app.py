@@ -120,6 +120,7 @@ ROUTES = (
     Route("/replica", replica.replica, methods=_GET),
     Route("/replica/run", relayed, methods=_POST),
     Route("/hand_over/tickets", hand_over.draw_ticket, methods=_POST),
+    Route("/hand_over/begun", hand_over.wait_for_begin, methods=_POST),
     Route("/openapi.json", openapi, methods=_GET),
     Route("/docs", docs, methods=_GET),
 )

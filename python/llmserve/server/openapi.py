@@ -19,6 +19,7 @@ from llmserve.server.routes.bodies import (
     CompletionBody,
     DetokenizeBody,
     EmbeddingBody,
+    HandOverBody,
     TokenizeBody,
 )
 from llmserve.server.routes.llama_cpp.bodies import LlamaCompletionBody
@@ -53,6 +54,7 @@ _POST: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/apply-template": (ChatBody, "The prompt of a conversation, as text"),
     "/detokenize": (DetokenizeBody, "The text of token ids"),
     "/replica/run": (Relay, "Another route's request, as a router sends it"),
+    "/hand_over/begun": (HandOverBody, "Waits until a ticket's first KV blocks can be fetched"),
 }
 # By the fields of its body it is one of these.
 _INVOCATIONS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")

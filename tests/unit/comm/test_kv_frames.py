@@ -25,7 +25,7 @@ def test_a_message_code_is_hmac_with_sha_256(length: int) -> None:
 
 
 def test_each_type_is_written_as_it_was_read() -> None:
-    assert len({frame[4] for frame in SAMPLES}) == 8
+    assert len({frame[4] for frame in SAMPLES}) == 9
     for frame in SAMPLES:
         assert testing.read_kv_frame(frame) == frame
 

@@ -6,39 +6,34 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
-from hand_over import KEY, ONE, PROMPT, SAMPLED, hand_over, make_llm, open_both, run, words
+from hand_over import (
+    DEADLINE_S,
+    KEY,
+    ONE,
+    PROMPT,
+    SAMPLED,
+    check_idle,
+    failures,
+    hand_over,
+    make_llm,
+    open_both,
+    run,
+    wait_until,
+    words,
+)
 from llmserve import LLM, SamplingParams
 from llmserve.errors import InvalidArgument, NotSupported
-
-DEADLINE_S = 30.0
 
 
 @pytest.fixture
 def made() -> Iterator[ExitStack]:
     with ExitStack() as stack:
         yield stack
-
-
-def wait_until(holds: Any) -> None:
-    until = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.005)
-
-
-def failures(llm: LLM) -> dict[str, int]:
-    return {cause: n for cause, n in llm.get_metrics().num_hand_overs_failed.items() if n}
-
-
-def check_idle(*engines: LLM) -> None:
-    for llm in engines:
-        wait_until(lambda llm=llm: llm.get_metrics().num_blocks_used == 0)
 
 
 @pytest.mark.parametrize("transport", ["local", "shm", "tcp", "tcp6"])
@@ -89,7 +84,7 @@ def test_whatever_the_cache_holds(made: ExitStack, family: str, options: dict[st
     check_idle(sender, receiver)
 
 
-@pytest.mark.parametrize(("ranks", "others"), [(1, 3), (2, 1), (3, 2)])
+@pytest.mark.parametrize(("ranks", "others"), [(1, 3), (2, 1), (3, 2), (2, 3)])
 def test_engines_of_other_numbers_of_ranks_are_of_one_class(
     made: ExitStack, ranks: int, others: int
 ) -> None:
@@ -173,6 +168,58 @@ def test_the_receiver_may_come_first(made: ExitStack) -> None:
     waiting.join(DEADLINE_S)
     assert words(got[0]) == words(run(one, PROMPT, SAMPLED))  # type: ignore[arg-type]
     assert receiver.get_metrics().num_hand_overs_received == 1
+
+
+def test_a_ticket_that_is_used_twice_keeps_the_second_ones_blocks(made: ExitStack) -> None:
+    one, sender, receiver = (made.enter_context(make_llm()) for _ in range(3))
+    open_both(sender, receiver)
+    assert sender.hand_over is not None
+    ticket = sender.hand_over.ticket()
+    run(sender, [9, *PROMPT], ONE, ticket)
+    run(sender, PROMPT, ONE, ticket)
+    wait_until(lambda: sender.get_metrics().num_leased_blocks == 5)
+    assert words(run(receiver, PROMPT, SAMPLED, ticket)) == words(run(one, PROMPT, SAMPLED))
+    assert failures(receiver) == {}
+    wait_until(lambda: sender.get_metrics().num_leased_blocks == 0)
+    check_idle(sender)
+    other = receiver.hand_over
+    assert other is not None
+    with pytest.raises(InvalidArgument, match="another engine has drawn it"):
+        other.has_begun(sender.hand_over.ticket())
+
+
+def test_a_receiver_that_takes_nothing_holds_up_nobody(made: ExitStack) -> None:
+    one, sender, receiver = (made.enter_context(make_llm()) for _ in range(3))
+    open_both(sender, receiver, max_share=0.25)
+    assert sender.hand_over is not None
+    held, gate = threading.Event(), threading.Event()
+
+    def hold(num: int, data: bytes) -> bytes:
+        if num > 2000:  # in the first block
+            held.set()
+            gate.wait(DEADLINE_S)
+        return data
+
+    between = Between(sender, hold)
+    place = sender.hand_over
+    tickets = [place.ticket() for _ in range(5)]
+    run(sender, PROMPT, ONE, tickets[0])
+    own, place.addresses = place.addresses, [f"tcp:127.0.0.1:{between.port}"]
+    moved = _moved(tickets[0], place)
+    place.addresses = own
+    got: list[Any] = []
+    receiving = threading.Thread(target=lambda: got.append(run(receiver, PROMPT, SAMPLED, moved)))
+    receiving.start()
+    assert held.wait(DEADLINE_S)
+    for i, ticket in enumerate(tickets[1:]):  # others go on, and what is kept has its bound
+        run(sender, [30 + i, *PROMPT[1:]], ONE, ticket)
+        assert sender.get_metrics().num_leased_blocks <= 16
+    gate.set()
+    receiving.join(DEADLINE_S)
+    assert words(got[0]) == words(run(one, PROMPT, SAMPLED))
+    metrics = receiver.get_metrics()
+    assert metrics.num_hand_overs_received + sum(failures(receiver).values()) == 1
+    check_idle(receiver)
 
 
 @pytest.mark.parametrize("transport", ["local", "shm", "tcp"])

@@ -162,6 +162,13 @@ class ChatBody(GenerationBody, kw_only=True):
     web_search_options: dict[str, Any] | None = None
 
 
+class HandOverBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """POST /hand_over/begun: a ticket of this server."""
+
+    hand_over_ticket: Annotated[str, Meta(max_length=4096)]
+    model: str | None = None
+
+
 class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """POST /tokenize: a prompt, or the messages of a conversation."""
 
