@@ -3,15 +3,18 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from llmserve.common.arguments import describe, integer, text
-from llmserve.errors import InvalidArgument
+from llmserve.errors import InvalidArgument, LLMServeError
 from llmserve.options.engine_options import read_options
 from llmserve.route.settings import RouteSettings
 from llmserve.server.settings import ServerSettings
 
 _NUM_REPLICAS = 2
+_FIX_MEMORY = ("kv_cache_memory_bytes", "num_gpu_blocks_override")
+_BYTES_OF_PYTHON = 300 * 2**20  # its modules, Ray's worker and what requests take
 _BY_ROLE = ("role", "hand_over_address")
 _FRONT_ONLY = ("host", "port", "ssl_certfile", "ssl_keyfile", "max_connections", "drain_timeout")
 
@@ -127,6 +130,7 @@ class RayConfig:
     def _options(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
         actor = {
             "num_cpus": self.engine.get("num_threads") or 1,
+            **self._memory(),
             **given.pop("ray_actor_options", {}),
         }
         if "autoscaling_config" not in given:
@@ -141,6 +145,20 @@ class RayConfig:
             **given,
             "ray_actor_options": actor,
         }
+
+    def _memory(self) -> dict[str, int]:
+        """What a replica takes, where the options fix it and the model is at hand. Ray looks at the
+        memory that is asked for when it places actors, and kills some where too much is used."""
+        is_fixed = any(self.engine.get(name) for name in _FIX_MEMORY)
+        if not is_fixed or not Path(self.model).exists():
+            return {}
+        from llmserve.llm import LLM
+
+        try:
+            plan = LLM.plan(self.model, **self.engine)
+        except LLMServeError:  # whose reason comes when a replica starts
+            return {}
+        return {"memory": plan.total_bytes + _BYTES_OF_PYTHON}
 
     def front_options(self) -> dict[str, Any]:
         """Likewise, of the front."""

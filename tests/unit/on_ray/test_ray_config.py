@@ -10,7 +10,7 @@ from typing import Any
 
 import llmserve.ray
 import pytest
-from llmserve import demo_model_path
+from llmserve import LLM, demo_model_path
 from llmserve.errors import InvalidArgument, NotSupported
 from llmserve.ray.autoscaling import ReplicaStats, desired_replicas, scale
 from llmserve.ray.config import RayConfig
@@ -86,6 +86,23 @@ def test_prefill_and_standbys_are_deployed_as_they_are_asked_for() -> None:
     alone = RayConfig.of({"model": MODEL})
     assert alone.num_serving == 0
     assert not alone.replica_settings("both", "10.0.0.5", "k" * 16).hand_over_key
+
+
+def test_a_replica_asks_for_the_memory_that_its_engine_takes() -> None:
+    """Ray's monitor of memory kills what was placed where there is none."""
+    engine: dict[str, Any] = {"num_threads": 1, "kv_cache_memory_bytes": 2**24}
+    plan = LLM.plan(MODEL, **engine)
+    options = RayConfig.of({"model": MODEL, "engine": engine}).replica_options()
+    memory = options["ray_actor_options"]["memory"]
+    assert plan.total_bytes < memory < plan.total_bytes + 2**30
+    larger = {**engine, "kv_cache_memory_bytes": 2**26}
+    options = RayConfig.of({"model": MODEL, "engine": larger}).replica_options()
+    assert options["ray_actor_options"]["memory"] >= memory + 2**26 - 2**24
+    # Where the cache takes what there is, and what is said, are not guessed at.
+    assert "memory" not in RayConfig.of({"model": MODEL}).replica_options()["ray_actor_options"]
+    given = {"ray_actor_options": {"memory": 5}}
+    config = RayConfig.of({"model": MODEL, "engine": engine, "replicas": given})
+    assert config.replica_options()["ray_actor_options"]["memory"] == 5
 
 
 def test_replicas_follow_what_is_short_with_some_to_spare() -> None:
