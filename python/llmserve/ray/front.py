@@ -5,11 +5,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
-from ray.exceptions import RayActorError, RayError
-from ray.serve.exceptions import BackPressureError, RayServeException
+from ray.serve.exceptions import BackPressureError
 
 from llmserve.ray.places import RayPlace
-from llmserve.ray.prefill import RayPrefill
+from llmserve.ray.prefill import LOST, RayPrefill
 from llmserve.ray.replica import OTHER_CLASS, Headers
 from llmserve.route.front import Asked, Front, SendFailed
 from llmserve.route.outgoing import Outgoing
@@ -21,7 +20,6 @@ from llmserve.server.http.errors import ApiError
 _log = logging.getLogger(__name__)
 
 _MAX_REFUSAL_BYTES = 2**20
-_LOST = (RayActorError, RayServeException, RayError, ConnectionError)
 
 
 class RayAnswer:
@@ -37,7 +35,7 @@ class RayAnswer:
         try:
             async for piece in self._stream:
                 yield piece
-        except _LOST as error:
+        except LOST as error:
             raise ReplicaLost(f"{type(error).__name__}: {error}") from None
 
     async def read(self, max_bytes: int) -> bytes:
@@ -121,7 +119,7 @@ class RayFront(Front):
         place = RayPlace(asked.prompt, tenant(asked.request.scope), tuple(asked.failed))
         own.callback(place.finish)
         if self._prefill is not None:
-            with_ticket = await self._prefill.handed_over(asked, place, outgoing)
+            with_ticket = await self._prefill.handed_over(asked, own, place, outgoing)
             if with_ticket is not None:
                 answer, seat = await self._post(asked, place, with_ticket)
                 if answer.status != 400:
@@ -144,7 +142,7 @@ class RayFront(Front):
             status, headers, numerics_class = await anext(first)
         except BackPressureError as error:
             raise ApiError(429, str(error), code="queue_full", retry_after=1) from None
-        except (*_LOST, StopAsyncIteration) as error:
+        except (*LOST, StopAsyncIteration) as error:
             raise SendFailed(RaySeat(place), f"{type(error).__name__}: {error}"[:500]) from None
         seat = RaySeat(place, numerics_class)
         if status == OTHER_CLASS:

@@ -2,15 +2,16 @@
 
 A front reserves a place for a request where it will be answered. Where that replica is thought to
 lack enough of the prompt, one of the prefill deployment computes it and keeps the blocks under a
-ticket, with which the request goes to its place. Whatever fails, the answering replica computes the
-prompt by itself.
+ticket. Once the first blocks are there the request goes to its place with it. Whatever fails, the
+answering replica computes the prompt by itself.
 """
 
 import asyncio
 import logging
+from contextlib import ExitStack, suppress
 from typing import Any
 
-from ray.exceptions import RayError
+from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import RayServeException
 
 from llmserve.ray.places import RayPlace, router_of
@@ -20,6 +21,8 @@ from llmserve.route.outgoing import Outgoing
 from llmserve.route.prefill import can_hand_over
 from llmserve.server.http.auth import tenant
 
+# What a replica that is gone raises.
+LOST = (RayActorError, RayServeException, RayError, ConnectionError)
 _log = logging.getLogger(__name__)
 
 # Blocks are kept that long, so that nothing is gained by a longer wait.
@@ -35,15 +38,16 @@ class RayPrefill:
         """answering, prefill: handles of the two deployments."""
         self._answering = answering
         self._prefill = prefill
-        self._computing = prefill.options(method_name="compute")
+        self._computing = prefill.options(method_name="compute", stream=True)
         self._metrics = metrics
         self._min_tokens = min_tokens
 
     async def handed_over(
-        self, asked: Asked, place: RayPlace, outgoing: Outgoing
+        self, asked: Asked, own: ExitStack, place: RayPlace, outgoing: Outgoing
     ) -> Outgoing | None:
-        """The request with a ticket, once its prompt is computed; None: it goes as it is. place:
-        what is reserved for it, here or on its way."""
+        """The request with a ticket, once the first of its prompt is computed; None: it goes as it
+        is. own: of the request, at whose end nobody needs the rest. place: what is reserved for it,
+        here or on its way."""
         if not can_hand_over(asked, outgoing):
             return None
         needed_class = None
@@ -56,17 +60,21 @@ class RayPrefill:
         prefill = router_of(self._prefill)
         if prefill is not None and not prefill.num_replicas:
             return None
-        own = RayPlace(asked.prompt, tenant(asked.request.scope))
+        computing = RayPlace(asked.prompt, tenant(asked.request.scope))
         try:
-            answer = self._computing.remote(outgoing, asked.headers(), needed_class, own)
-            ticket, why = await asyncio.wait_for(_result(answer), _TIMEOUT_S)
-        except (RayError, RayServeException, ConnectionError, asyncio.TimeoutError) as error:
+            stream = self._computing.remote(outgoing, asked.headers(), needed_class, computing)
+            ticket, why = await asyncio.wait_for(anext(aiter(stream)), _TIMEOUT_S)
+        except asyncio.TimeoutError:
+            stream.cancel()
+            ticket, why = "", f"nothing came within {_TIMEOUT_S} s"
+        except (*LOST, StopAsyncIteration) as error:
             ticket, why = "", f"{type(error).__name__}: {error}"[:500]
-        finally:
-            own.finish()
         if not ticket:
+            computing.finish()
             self.note_failure(why)
             return None
+        rest = asyncio.create_task(_read_on(stream, computing))
+        own.callback(rest.cancel)
         self._metrics.handed_over.inc()
         return outgoing.with_ticket(ticket)
 
@@ -76,6 +84,14 @@ class RayPrefill:
         self._metrics.not_handed_over.inc()
 
 
-async def _result(answer: Any) -> tuple[str, str]:
-    ticket, why = await answer
-    return ticket, why
+async def _read_on(stream: Any, place: RayPlace) -> None:
+    """While the rest of a prompt is computed, which has its place meanwhile."""
+    try:
+        with suppress(*LOST):
+            async for _ in stream:
+                pass
+    except asyncio.CancelledError:
+        stream.cancel()
+        raise
+    finally:
+        place.finish()

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any
 
 from ray.util import get_node_ip_address
@@ -21,6 +21,7 @@ _log = logging.getLogger(__name__)
 Headers = list[tuple[bytes, bytes]]
 # The first item of an answer.
 Head = tuple[int, Headers, str]  # status, headers, the replica's numerics class
+_POLL_S = 0.005
 OTHER_CLASS = 421  # of who cannot go on with an answer of another numerics class
 
 
@@ -114,21 +115,45 @@ class LLMReplica:
 
     async def compute(
         self, outgoing: Outgoing, headers: Headers, needed_class: str | None, place: object
-    ) -> tuple[str, str]:
-        """Computes the prompt of a request, of the role prefill: the ticket of its blocks, or an
-        empty one and why there is none."""
+    ) -> AsyncGenerator[tuple[str, str], None]:
+        """Computes the prompt of a request, of the role prefill. First comes the ticket of its
+        blocks, once some can be fetched, or an empty one and why there is none; the end is that of
+        the work."""
         hand_over = self._llm.hand_over
         if hand_over is None:
-            return "", "it hands over nothing"
+            yield "", "it hands over nothing"
+            return
         ticket = hand_over.ticket()
-        path, data = outgoing.prompt_only(ticket).sent()
+        computing = asyncio.create_task(
+            self._computed(outgoing.prompt_only(ticket), headers, needed_class, place)
+        )
+        try:
+            while not computing.done() and not hand_over.has_begun(ticket):
+                await asyncio.wait([computing], timeout=_POLL_S)
+            if not computing.done():
+                yield ticket, ""
+                if why := await computing:
+                    _log.warning("a prompt was not computed to its end: %s", why)
+            else:
+                why = computing.result()
+                yield ("", why) if why else (ticket, "")
+        finally:
+            computing.cancel()
+
+    async def _computed(
+        self, outgoing: Outgoing, headers: Headers, needed_class: str | None, place: object
+    ) -> str:
+        """Why it was not; empty for what was."""
+        path, data = outgoing.sent()
         status, said = 0, b""
-        async for item in self.handle("POST", path, headers, data, needed_class, place):
-            if isinstance(item, tuple):
-                status = item[0]
-            elif status != 200:
-                said += item
-        return (ticket, "") if status == 200 else ("", f"status {status}: {said[:300]!r}")
+        answer = self.handle(outgoing.method, path, headers, data, needed_class, place)
+        async with aclosing(answer) as items:
+            async for item in items:
+                if isinstance(item, tuple):
+                    status = item[0]
+                elif status != 200:
+                    said += item
+        return "" if status == 200 else f"status {status}: {said[:300]!r}"
 
     async def reconfigure(self, _config: Any) -> None:
         """Nothing changes in a running engine: a rolling update makes new ones."""
