@@ -87,12 +87,23 @@ void ParallelConfig::validate() const {
         std::pair{"data_parallel_size", data}})
     if (size > kMaxRanks)
       throw InvalidArgument(concat(size_name, " must be at most ", kMaxRanks, ", got ", size));
-  if (num_workers() > kMaxRanks)
+  if (data * num_ranks() > kMaxRanks)
     throw InvalidArgument(concat("tensor_parallel_size=", tensor, ", pipeline_parallel_size=",
-                                 pipeline, " and data_parallel_size=", data, " are ", num_workers(),
-                                 " ranks, of which there may be ", kMaxRanks));
+                                 pipeline, " and data_parallel_size=", data, " are ",
+                                 data * num_ranks(), " ranks, of which there may be ", kMaxRanks));
   if (replica < 0 || replica >= data)
     throw InvalidArgument(concat("there is no replica ", replica, " of ", data));
+  if (node >= nodes)
+    throw InvalidArgument(
+        concat("node_rank must be less than nnodes=", nodes, ", got ", node, "; 0 is the first"));
+  if (nodes > 1 && data > 1)
+    throw NotSupported(concat("nnodes=", nodes, " with data_parallel_size=", data,
+                              ": replicas are of one process; run a server each behind llmserve "
+                              "route"));
+  if (nodes > num_ranks())
+    throw InvalidArgument(concat("nnodes=", nodes, " with ", num_ranks(),
+                                 " ranks: each node has at least one; raise "
+                                 "tensor_parallel_size or pipeline_parallel_size"));
 }
 
 void EngineConfig::validate() const {

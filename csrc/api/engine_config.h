@@ -103,7 +103,8 @@ std::string_view kv_cache_dtype_name(DType dtype);
 // Of a name, "fp8_e4m3" being "fp8", and "auto" what the weights have. Throws NotSupported.
 DType kv_cache_dtype_from_name(std::string_view text, DType weights);
 
-// How many ranks, threads of one process, a model is cut among, and how many engines run it.
+// How many ranks a model is cut among, and how many engines run it. Ranks are threads of one
+// process, or of one a machine.
 struct ParallelConfig {
   int32_t tensor = 1;              // ranks that share each layer
   bool has_whole_experts = false;  // of a layer of experts each has some, in the place of a part
@@ -112,6 +113,14 @@ struct ParallelConfig {
   // KV cache is of one replica.
   int32_t data = 1;
   int32_t replica = 0;  // of them, which one this config is of
+  // Processes that have the ranks together, each about as many, and which of them this one is. The
+  // first has rank 0 and takes requests. The others find it at an IP address and a port.
+  int32_t nodes = 1;
+  int32_t node = 0;
+  std::string master_address = "127.0.0.1";
+  int32_t master_port = 29501;
+  std::string cluster_key;          // that all of them have; none: on one machine alone
+  int32_t cluster_timeout_s = 600;  // for others to come, at the start and after one was lost
 
   static constexpr auto fields() {
     return std::tuple{
@@ -119,10 +128,22 @@ struct ParallelConfig {
         ConfigField{"enable_expert_parallel", &ParallelConfig::has_whole_experts},
         ConfigField{"pipeline_parallel_size", &ParallelConfig::pipeline, 1},
         ConfigField{"data_parallel_size", &ParallelConfig::data, 1},
+        ConfigField{"nnodes", &ParallelConfig::nodes, 1},
+        ConfigField{"node_rank", &ParallelConfig::node, 0},
+        ConfigField{"master_addr", &ParallelConfig::master_address},
+        ConfigField{"master_port", &ParallelConfig::master_port, 1},
+        ConfigField{"cluster_key", &ParallelConfig::cluster_key},
+        ConfigField{"distributed_timeout_seconds", &ParallelConfig::cluster_timeout_s, 1},
     };
   }
   int32_t num_ranks() const { return tensor * pipeline; }  // of a replica
-  int32_t num_workers() const { return data * num_ranks(); }
+  // Those of a node follow one another.
+  int32_t first_rank_of(int32_t of_node) const {
+    return num_ranks() * of_node / (nodes < 1 ? 1 : nodes);
+  }
+  int32_t first_rank() const { return first_rank_of(node); }
+  int32_t num_local_ranks() const { return first_rank_of(node + 1) - first_rank(); }
+  int32_t num_workers() const { return data * num_local_ranks(); }  // of this process
   void validate() const;
 };
 

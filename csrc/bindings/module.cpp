@@ -25,6 +25,7 @@ PYBIND11_MODULE(_core_of_main_interpreter, module) {
   llmserve::register_engine_config(module);
   llmserve::register_machine(module);
   llmserve::register_memory_plan(module);
+  llmserve::register_node_follower(module);
   llmserve::register_engine(module);
   llmserve::register_layer_runner(module);
   llmserve::register_line_template(module);

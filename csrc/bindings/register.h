@@ -20,6 +20,7 @@ void register_request_kinds(pybind11::module_& module);
 void register_engine_config(pybind11::module_& module);
 void register_machine(pybind11::module_& module);
 void register_memory_plan(pybind11::module_& module);
+void register_node_follower(pybind11::module_& module);
 void register_engine(pybind11::module_& module);
 void register_ops(pybind11::module_& module);
 void register_scheduler(pybind11::module_& module);

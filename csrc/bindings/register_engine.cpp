@@ -2,9 +2,11 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <chrono>
 #include <future>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <thread>
 #include <utility>
 
@@ -256,9 +258,10 @@ class LoadingModel {
   LoadingModel(const EngineConfig& config, std::shared_ptr<Checkpoint> checkpoint)
       : config_(config) {
     config_.validate();
-    std::packaged_task<Executors()> load([config, checkpoint = std::move(checkpoint)] {
-      return make_executors(config, *checkpoint);
-    });
+    std::packaged_task<Executors()> load(
+        [config, checkpoint = std::move(checkpoint), given_up = given_up_.get_token()] {
+          return make_executors(config, *checkpoint, given_up);
+        });
     executors_ = load.get_future();
     thread_ = start_thread(std::move(load));
   }
@@ -266,6 +269,10 @@ class LoadingModel {
   LoadingModel(const LoadingModel&) = delete;
   LoadingModel& operator=(const LoadingModel&) = delete;
 
+  // Until it is loaded, or the time is over.
+  bool is_loaded(std::chrono::milliseconds timeout) const {
+    return !executors_.valid() || executors_.wait_for(timeout) == std::future_status::ready;
+  }
   // Once, not after close(). Throws what loading has thrown.
   std::unique_ptr<EngineGroup> make_engine(const std::optional<Vocabulary>& vocabulary,
                                            const std::optional<Vocabulary>& draft_vocabulary) {
@@ -275,12 +282,14 @@ class LoadingModel {
   const EngineConfig& config() const { return config_; }
   // Gives up what was not taken.
   void close() {
+    given_up_.request_stop();
     if (thread_.joinable()) thread_.join();
     executors_ = {};
   }
 
  private:
   const EngineConfig config_;
+  std::stop_source given_up_;
   std::future<Executors> executors_;
   std::thread thread_;
 };
@@ -379,6 +388,14 @@ void register_engine(py::module_& module) {
   py::class_<EngineGroup, EngineHolder>(module, "Engine")
       .def(py::init([](LoadingModel& model, const std::optional<Vocabulary>& vocabulary,
                        const std::optional<Vocabulary>& draft_vocabulary) {
+             // Other nodes may take minutes to come: Ctrl-C is heard.
+             for (bool is_loaded = false; !is_loaded;) {
+               {
+                 const py::gil_scoped_release release;
+                 is_loaded = model.is_loaded(std::chrono::milliseconds(200));
+               }
+               if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+             }
              // Not Release(), under which pybind11 would register the instance without the GIL.
              const py::gil_scoped_release release;
              return EngineHolder(model.make_engine(vocabulary, draft_vocabulary).release());

@@ -71,7 +71,9 @@ void register_engine_config(py::module_& module) {
       .def_readonly("tensor_parallel_size", &ParallelConfig::tensor)
       .def_readonly("enable_expert_parallel", &ParallelConfig::has_whole_experts)
       .def_readonly("pipeline_parallel_size", &ParallelConfig::pipeline)
-      .def_readonly("data_parallel_size", &ParallelConfig::data);
+      .def_readonly("data_parallel_size", &ParallelConfig::data)
+      .def_readonly("nnodes", &ParallelConfig::nodes)
+      .def_readonly("node_rank", &ParallelConfig::node);
   register_config<SpeculationConfig>(module, "SpeculationConfig")
       .def_readonly("method", &SpeculationConfig::method)
       .def_readonly("model", &SpeculationConfig::model)

@@ -1,11 +1,13 @@
 #include "comm/registry.h"
 
 #include <array>
+#include <mutex>
 #include <utility>
 
 #include "comm/nccl_communicator.h"
 #include "comm/shm_communicator.h"
 #include "comm/single_communicator.h"
+#include "comm/tcp_communicator.h"
 #include "core/error.h"
 
 namespace llmserve {
@@ -45,6 +47,25 @@ class ShmRanks final : public CommunicatorGroup {
 
  private:
   const std::shared_ptr<ShmGroup> group_;
+};
+
+class SocketRanks final : public CommunicatorGroup {
+ public:
+  explicit SocketRanks(const GroupOptions& options)
+      : ends_(make_socket_pairs(options.world_size, options.timeout)) {}
+
+  std::unique_ptr<Communicator> join(int rank, const RankPlace& place) override {
+    check_rank(rank, static_cast<int>(ends_.size()));
+    check_host("tcp", place);
+    const std::lock_guard lock(mutex_);
+    auto end = std::move(ends_[static_cast<size_t>(rank)]);
+    if (!end) throw InvalidArgument(concat("communicator 'tcp': rank ", rank, " has joined"));
+    return end;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Communicator>> ends_;  // null once they have joined
 };
 
 class NcclRanks final : public CommunicatorGroup {
@@ -87,6 +108,8 @@ std::unique_ptr<CommunicatorGroup> make_single(const GroupOptions& options) {
 constexpr std::array kRegistry{
     CommunicatorRow{"single", "one rank, which has nothing to exchange", &make_single},
     CommunicatorRow{"shm", "threads of one process, through host memory", &make<ShmRanks>},
+    CommunicatorRow{"tcp", "processes, through sockets; here among threads of one",
+                    &make<SocketRanks>},
     CommunicatorRow{"nccl", "NVIDIA GPUs, one a rank, through NCCL 2.18 or later",
                     &make<NcclRanks>},
 };

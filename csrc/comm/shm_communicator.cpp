@@ -1,81 +1,24 @@
 #include "comm/shm_communicator.h"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <cstring>
 #include <utility>
+#include <vector>
 
+#include "comm/host_reduction.h"
 #include "core/error.h"
-#include "core/float_types.h"
 
 namespace llmserve {
 namespace {
 
-// Elements that are reduced at a time: 1 KiB of sums stays in the first level cache, and ranks
-// write to lines of their own.
-constexpr int64_t kReducedAtOnce = 256;
-
 // Elements that one thread copies in about the time in which it wakes others, a few times over.
 constexpr int64_t kCopiedAlone = 1 << 17;
 
-// The elements of one dtype as float32, and back.
-struct F32 {
-  using Element = float;
-  static float load(float value) { return value; }
-  static float store(float value) { return value; }
-};
-struct BF16 {
-  using Element = uint16_t;
-  static float load(uint16_t bits) { return bf16_to_f32(bits); }
-  static uint16_t store(float value) { return f32_to_bf16(value); }
-};
-struct F16 {
-  using Element = uint16_t;
-  static float load(uint16_t bits) { return f16_to_f32(bits); }
-  static uint16_t store(float value) { return f32_to_f16(value); }
-};
-
-float larger(float a, float b) { return a > b || std::isnan(a) ? a : b; }
-
-// Elements [begin, begin + count) of all ranks' `from`, reduced in the ranks' order.
-template <class Format>
-void reduce_block(const ShmGroup& group, Reduction reduction, int64_t begin, int64_t count,
-                  float* sums) {
-  using Element = typename Format::Element;
-  for (int rank = 0; rank < group.world_size(); ++rank) {
-    const auto* x = static_cast<const Element*>(group.call_of(rank).from) + begin;
-    for (int64_t i = 0; i < count; ++i) {
-      const float value = Format::load(x[i]);
-      if (rank == 0)
-        sums[i] = value;
-      else
-        sums[i] = reduction == Reduction::kSum ? sums[i] + value : larger(sums[i], value);
-    }
-  }
-}
-
-// Reduces elements [begin, begin + count) and hands each block of the result to `put`.
-template <class Format, class Put>
-void reduce(const ShmGroup& group, Reduction reduction, int64_t begin, int64_t count,
-            const Put& put) {
-  std::array<float, kReducedAtOnce> sums;
-  std::array<typename Format::Element, kReducedAtOnce> results;
-  for (int64_t done = 0; done < count; done += kReducedAtOnce) {
-    const int64_t length = std::min(kReducedAtOnce, count - done);
-    reduce_block<Format>(group, reduction, begin + done, length, sums.data());
-    for (int64_t i = 0; i < length; ++i)
-      results[static_cast<size_t>(i)] = Format::store(sums[static_cast<size_t>(i)]);
-    put(results.data(), done, length);
-  }
-}
-
-template <class Put>
-void reduce(DType dtype, const ShmGroup& group, Reduction reduction, int64_t begin, int64_t count,
-            const Put& put) {
-  if (dtype == DType::kF32) return reduce<F32>(group, reduction, begin, count, put);
-  if (dtype == DType::kBF16) return reduce<BF16>(group, reduction, begin, count, put);
-  reduce<F16>(group, reduction, begin, count, put);
+// The ranks' data, at the place that they have called with.
+std::vector<const void*> sources(const ShmGroup& group) {
+  std::vector<const void*> from;
+  for (int rank = 0; rank < group.world_size(); ++rank) from.push_back(group.call_of(rank).from);
+  return from;
 }
 
 std::byte* at(void* data, int64_t element, DType dtype) {
@@ -131,12 +74,12 @@ void ShmCommunicator::all_reduce(const Tensor& data, Reduction reduction) {
         const int64_t begin = num_blocks * rank_ / world_size() * kReducedAtOnce;
         const int64_t end =
             std::min(num_blocks * (rank_ + 1) / world_size() * kReducedAtOnce, mine.num_elements);
-        reduce(data.dtype, *group_, reduction, begin, end - begin,
-               [&](const void* results, int64_t done, int64_t count) {
-                 for (int rank = 0; rank < world_size(); ++rank)
-                   copy(at(group_->call_of(rank).to, begin + done, data.dtype), results, count,
-                        data.dtype);
-               });
+        reduce_in_order(sources(*group_), data.dtype, reduction, begin, end - begin,
+                        [&](const void* results, int64_t done, int64_t count) {
+                          for (int rank = 0; rank < world_size(); ++rank)
+                            copy(at(group_->call_of(rank).to, begin + done, data.dtype), results,
+                                 count, data.dtype);
+                        });
       });
 }
 
@@ -196,10 +139,10 @@ void ShmCommunicator::reduce_scatter(const ConstTensor& x, const Tensor& out, Re
   group_->exchange(
       rank_, mine, [&](int, const ShmCall& theirs) { return agree_on_parts(mine, theirs); },
       [&] {
-        reduce(x.dtype, *group_, reduction, parts.begin(rank_), parts.count(rank_),
-               [&](const void* results, int64_t done, int64_t count) {
-                 copy(at(out.data, done, x.dtype), results, count, x.dtype);
-               });
+        reduce_in_order(sources(*group_), x.dtype, reduction, parts.begin(rank_),
+                        parts.count(rank_), [&](const void* results, int64_t done, int64_t count) {
+                          copy(at(out.data, done, x.dtype), results, count, x.dtype);
+                        });
       });
 }
 

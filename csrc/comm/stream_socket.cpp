@@ -60,6 +60,16 @@ RawAddress raw(const SocketAddress& address) {
   return result;
 }
 
+std::string host_of(const sockaddr_storage& storage) {
+  std::array<char, INET6_ADDRSTRLEN> text{};
+  const void* const address =
+      storage.ss_family == AF_INET
+          ? static_cast<const void*>(&reinterpret_cast<const sockaddr_in&>(storage).sin_addr)
+          : &reinterpret_cast<const sockaddr_in6&>(storage).sin6_addr;
+  inet_ntop(storage.ss_family, address, text.data(), text.size());
+  return text.data();
+}
+
 uint16_t bound_port(int fd) {
   sockaddr_storage storage{};
   socklen_t size = sizeof(storage);
@@ -117,6 +127,22 @@ std::string SocketAddress::text() const {
 StreamSocket::~StreamSocket() {
   if (file_ >= 0) close(file_);
   if (fd_ >= 0) close(fd_);
+}
+
+SocketAddress StreamSocket::own_address() const {
+  sockaddr_storage storage{};
+  socklen_t size = sizeof(storage);
+  if (getsockname(fd_, reinterpret_cast<sockaddr*>(&storage), &size) != 0)
+    fail("the connection has no address", errno);
+  return {.scheme = "tcp", .host = host_of(storage), .port = bound_port(fd_)};
+}
+
+SocketAddress StreamSocket::peer_address() const {
+  sockaddr_storage storage{};
+  socklen_t size = sizeof(storage);
+  if (getpeername(fd_, reinterpret_cast<sockaddr*>(&storage), &size) != 0)
+    fail("the connection has no peer", errno);
+  return {.scheme = "tcp", .host = host_of(storage)};
 }
 
 void StreamSocket::fail(const char* what, int error) const {

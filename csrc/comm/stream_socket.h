@@ -50,6 +50,12 @@ class StreamSocket {
   int take_file();
   // Whoever waits in it, or comes to wait, throws. Any thread.
   void cancel() noexcept;
+  // For who waits for several at once.
+  int fd() const { return fd_; }
+  // The address that it goes to the peer from.
+  SocketAddress own_address() const;
+  // The address of the peer, without its port.
+  SocketAddress peer_address() const;
 
  private:
   void wait(short events, Deadline until) const;

@@ -553,6 +553,7 @@ void Engine::close() {
     for (const auto& [id, processors] : processors_)
       for (const auto& processor : processors) processor->cancel();
   }
+  executor_->cancel();
   thread_.join();
   {
     const std::lock_guard lock(intake_mutex_);

@@ -75,6 +75,8 @@ class Executor {
   virtual const SampledTokens& wait() = 0;
   // Where launch() or wait() has thrown, or nobody will wait: no step is in flight any more.
   virtual void abandon() noexcept {}
+  // Who waits in it for other processes waits no more, and throws. Any thread.
+  virtual void cancel() noexcept {}
 
   // Where the executor tells what finishes beside its steps; given once, before the first step.
   virtual void report_to(NewsSink sink) = 0;

@@ -104,7 +104,11 @@ void add_stage(const WeightReport& stage, WeightReport& all) {
   all.experts_per_token = std::max(all.experts_per_token, stage.experts_per_token);
 }
 
-// What a rank takes. Its weights and workspace are added to the plan's.
+bool is_local(const ParallelConfig& parallel, int rank) {
+  return rank >= parallel.first_rank() && rank < parallel.first_rank() + parallel.num_local_ranks();
+}
+
+// What a rank takes. The weights and workspace of one of this node are added to the plan's.
 void add_rank(const ModelConfig& model, const Checkpoint& checkpoint, Backend& backend, int rank,
               const LayerRange& layers, MemoryPlan& plan) {
   const EngineConfig& config = plan.config;
@@ -137,9 +141,10 @@ void add_rank(const ModelConfig& model, const Checkpoint& checkpoint, Backend& b
                         .rows = kept.lanes(),
                         .first_layer = layers.begin,
                         .num_layers = layers.end_of(model.num_layers) - layers.begin});
+  if (!is_local(config.parallel, rank)) return;
   plan.state_bytes += config.parallel.data * plan.ranks.back().state_bytes;
   plan.workspace_bytes += config.parallel.data * workspace_bytes;
-  if (rank == 0) {
+  if (rank == config.parallel.first_rank()) {
     plan.weights = std::move(sizes.weights);
     return;
   }
@@ -159,10 +164,12 @@ std::vector<CacheGroupSpec> groups_of_ranks(const MemoryPlan& plan) {
   return groups;
 }
 
-// Of a token in one cache group, with the room that others leave empty.
+// Of a token in one cache group on this node, with the room that others leave empty.
 int64_t bytes_of_ranks(const MemoryPlan& plan, const KvCacheDType& dtype) {
   int64_t bytes = 0;
-  for (const RankPlan& rank : plan.ranks) bytes += kv_bytes_per_token({&rank.rows, 1}, dtype);
+  for (size_t rank = 0; rank < plan.ranks.size(); ++rank)
+    if (is_local(plan.config.parallel, static_cast<int>(rank)))
+      bytes += kv_bytes_per_token({&plan.ranks[rank].rows, 1}, dtype);
   return bytes;
 }
 

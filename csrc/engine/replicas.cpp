@@ -10,10 +10,12 @@
 namespace llmserve {
 
 // One after another: the first has all the threads of the machine for its look at the weights.
-Executors make_executors(const EngineConfig& config, const Checkpoint& checkpoint) {
+Executors make_executors(const EngineConfig& config, const Checkpoint& checkpoint,
+                         const std::stop_token& given_up) {
   Executors executors;
   if (config.parallel.data == 1) {
-    executors.push_back(std::make_unique<StepRunner>(config, checkpoint));
+    executors.push_back(std::make_unique<StepRunner>(config, checkpoint, &StepRunner::make_group,
+                                                     nullptr, given_up));
     return executors;
   }
   const auto shared = std::make_shared<SharedModels>(config.parallel.num_ranks());

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <stop_token>
 #include <vector>
 
 #include "api/engine_config.h"
@@ -14,7 +15,9 @@ using Executors = std::vector<std::unique_ptr<Executor>>;
 
 // One a replica of config.parallel.data, of config.model_path as `checkpoint` has it open. Each is
 // made on a thread of its own, which stays on the cores of its replica, and so do those that it
-// starts. Throws what StepRunner's constructor throws.
-Executors make_executors(const EngineConfig& config, const Checkpoint& checkpoint);
+// starts. Throws what StepRunner's constructor throws, also once it is given up while it waits for
+// other nodes.
+Executors make_executors(const EngineConfig& config, const Checkpoint& checkpoint,
+                         const std::stop_token& given_up = {});
 
 }  // namespace llmserve

@@ -5,32 +5,19 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/pin_thread.h"
 #include "core/trace_range.h"
 #include "engine/kv_mover.h"
+#include "engine/local_ranks.h"
+#include "engine/node_leader.h"
+#include "engine/node_settings.h"
 #include "engine/recorded_draw.h"
+#include "engine/step_wire.h"
 #include "engine/worker_plan.h"
 #include "kernels/device_steps.h"
 #include "speculation/registry.h"
 
 namespace llmserve {
 namespace {
-
-std::vector<std::unique_ptr<Worker>> make_workers(RankThreads& ranks, const EngineConfig& config,
-                                                  const Checkpoint& checkpoint,
-                                                  const std::shared_ptr<SharedModels>& shared) {
-  std::vector<std::unique_ptr<Worker>> workers(static_cast<size_t>(ranks.num_ranks()));
-  ranks.run([&](int rank) {
-    const ThreadShare threads = thread_share(config, rank);
-    if (threads.first > 0) pin_thread_to(threads.first, threads.count);
-    workers[static_cast<size_t>(rank)] =
-        std::make_unique<Worker>(config, checkpoint, rank, nullptr, shared);
-  });
-  // Of each stage the first rank counts, as rank 0 of one stage does.
-  for (size_t i = 0; i < workers.size(); i += static_cast<size_t>(config.parallel.tensor))
-    workers[i]->share_expert_loads(*workers[0]);
-  return workers;
-}
 
 std::unique_ptr<DraftWorker> make_draft(const EngineConfig& config, const Worker& target,
                                         MaskFiller& masks) {
@@ -75,14 +62,12 @@ std::unique_ptr<CommunicatorGroup> StepRunner::make_group(int num_ranks) {
 }
 
 StepRunner::StepRunner(const EngineConfig& config, const Checkpoint& checkpoint,
-                       MakeGroup make_group, const std::shared_ptr<SharedModels>& shared)
+                       MakeGroup make_group, const std::shared_ptr<SharedModels>& shared,
+                       const std::stop_token& given_up)
     : config_(config),
       make_group_(std::move(make_group)),
-      ranks_(config.parallel.num_ranks(),
-             [this] {
-               if (!has_met_.exchange(false)) return;
-               for (const auto& worker : workers_) worker->abort_exchanges();
-             }),
+      ranks_(config.parallel.num_local_ranks(), [this] { give_up_exchanges(); }),
+      leader_(make_leader(checkpoint)),
       workers_(make_workers(ranks_, config, checkpoint, shared)),
       steps_(first().steps()),
       limits_{.max_num_seqs = config_.scheduler.max_num_seqs,
@@ -99,6 +84,37 @@ StepRunner::StepRunner(const EngineConfig& config, const Checkpoint& checkpoint,
     throw NotSupported(
         "speculative_config: rejection_sample_method 'rejection' draws on the host; use "
         "device='cpu', or leave it at 'exact'");
+  if (!leader_) return;
+  const std::stop_callback end(given_up, [this] { cancel(); });
+  meet_other_nodes();
+}
+
+std::unique_ptr<NodeLeader> StepRunner::make_leader(const Checkpoint& checkpoint) {
+  if (config_.parallel.nodes == 1) return nullptr;
+  if (config_.draft && find_drafter(config_.speculation.method).has_head())
+    throw NotSupported(concat("speculative_config: method '", config_.speculation.method,
+                              "' with nnodes=", config_.parallel.nodes,
+                              ": its head runs on the ranks of one process; use another method"));
+  return std::make_unique<NodeLeader>(config_.parallel, node_settings(config_, checkpoint),
+                                      decided_settings(config_), [this] { give_up_exchanges(); });
+}
+
+// Ends what the ranks are exchanging. Any thread.
+void StepRunner::give_up_exchanges() noexcept {
+  const std::lock_guard lock(exchanges_mutex_);
+  if (!has_met_.exchange(false)) return;
+  for (const auto& worker : workers_) worker->abort_exchanges();
+}
+
+void StepRunner::meet_other_nodes() {
+  std::vector<RankEnds> ends = leader_->meet();
+  {
+    const std::lock_guard lock(exchanges_mutex_);
+    for (size_t i = 0; i < ends.size(); ++i)
+      workers_[i]->join(std::move(ends[i].tensor_ranks), std::move(ends[i].stages));
+    has_met_ = true;
+  }
+  if (leader_->has_lost()) give_up_exchanges();  // before it could
 }
 
 // A worker goes on its rank's thread, as it came.
@@ -106,6 +122,7 @@ StepRunner::~StepRunner() {
   if (mover_) mover_->close();
   draft_.reset();
   head_.reset();
+  leader_.reset();  // it ends exchanges of the workers
   ranks_.run([this](int rank) { workers_[static_cast<size_t>(rank)].reset(); });
 }
 
@@ -189,7 +206,9 @@ void StepRunner::run(const StepPlan& plan, StepBatch& batch, Flight& flight) {
   masks_.begin(batch.sample_tasks);
   if (steps_ != nullptr) steps_->bring_over();
   Draw draw(*this, plan, batch, flight);
+  if (leader_) write_step(batch, config_.cache.block_size, hidden_size(), wire_);
   run_on_ranks([&](int rank) {
+    if (rank == 0 && leader_) leader_->run(wire_);
     Worker& worker = *workers_[static_cast<size_t>(rank)];
     worker.prepare(batch);
     worker.run(batch, draw);
@@ -197,13 +216,18 @@ void StepRunner::run(const StepPlan& plan, StepBatch& batch, Flight& flight) {
 }
 
 void StepRunner::run_on_ranks(const std::function<void(int rank)>& work) {
-  const bool are_several = workers_.size() > 1;
-  if (are_several && !has_met_) meet();
+  const bool are_several = workers_.size() > 1 || leader_;
+  if (are_several && !has_met_) leader_ ? meet_other_nodes() : meet();
   try {
     ranks_.run(work);
   } catch (const DeviceError& error) {
     if (!are_several) throw;
-    throw RankFailure(ranks_.failed_rank(), error.what());
+    if (!leader_) throw RankFailure(ranks_.failed_rank(), error.what());
+    give_up_exchanges();
+    throw RankFailure(ranks_.failed_rank(), concat(error.what(), leader_->reasons()));
+  } catch (...) {  // where one rank is alone on its node nobody else has told the others
+    if (leader_) give_up_exchanges();
+    throw;
   }
 }
 
@@ -267,6 +291,10 @@ int64_t StepRunner::max_exact_rows() const {
   return steps_ == nullptr ? 0 : steps_->max_exact_rows();
 }
 
+void StepRunner::cancel() noexcept {
+  if (leader_) leader_->cancel();
+}
+
 void StepRunner::abandon() noexcept {
   flights_.clear();
   if (steps_ != nullptr) steps_->abandon();
@@ -308,6 +336,9 @@ void StepRunner::sample_on_device(const ConstTensor& logits, const StepBatch& ba
 }
 
 std::shared_ptr<KvMover> StepRunner::open_hand_over(const HandOverOptions& options) {
+  if (leader_)
+    throw NotSupported(
+        "a hand-over gives blocks of all ranks, which are on several nodes; use nnodes=1");
   if (config_.parallel.pipeline > 1)
     throw NotSupported(
         "a hand-over gives blocks of all layers, which are in several stages; use "
@@ -356,7 +387,8 @@ void StepRunner::check_idle() const {
 
 std::string StepRunner::description() const {
   const std::string of_one = first().description();
-  return workers_.size() == 1 ? of_one : concat(of_one, ", rank 0 of ", workers_.size());
+  const int num_ranks = config_.parallel.num_ranks();
+  return num_ranks == 1 ? of_one : concat(of_one, ", rank 0 of ", num_ranks);
 }
 
 MemoryUse StepRunner::memory_use() const {
@@ -369,12 +401,14 @@ MemoryUse StepRunner::memory_use() const {
 
 void StepRunner::release(MemoryPart part) {
   if (mover_ && part == MemoryPart::kKvCache) mover_->end_all();
+  if (leader_) leader_->order(RankFrameType::kRelease, static_cast<uint8_t>(part));
   ranks_.run([&](int rank) { workers_[static_cast<size_t>(rank)]->release(part); });
   if (draft_) draft_->release(part);
   if (head_) head_->release(part);
 }
 
 void StepRunner::restore(MemoryPart part) {
+  if (leader_) leader_->order(RankFrameType::kRestore, static_cast<uint8_t>(part));
   ranks_.run([&](int rank) { workers_[static_cast<size_t>(rank)]->restore(part); });
   if (draft_) draft_->restore(part);
   if (head_) head_->restore(part);

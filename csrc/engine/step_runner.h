@@ -4,6 +4,8 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -24,11 +26,14 @@
 
 namespace llmserve {
 
+class NodeLeader;  // engine/node_leader.h
+
 // A step is one batch for all ranks, so that no two ranks can plan differently: every worker runs
 // it, each on its rank's thread, and tokens are drawn from the logits of rank 0.
 //
 // A rank that fails ends the exchanges of the others, and the step. The next step meets in a new
-// group: a DeviceError of several ranks is a RankFailure.
+// group: a DeviceError of several ranks is a RankFailure. Where some ranks are in other processes,
+// that step waits for them, up to the cluster's timeout.
 class StepRunner final : public Executor {
  public:
   // What ranks exchange through, anew after each failure.
@@ -38,9 +43,11 @@ class StepRunner final : public Executor {
   // Workers of config.parallel, of config.model_path as `checkpoint` has it open. Throws what
   // Worker's constructor throws, and ResourceExhausted.
   // shared: where replicas of config.parallel.data find each other's weights; null: there is one.
+  // given_up: who waits for other nodes waits no more, and throws DeviceError.
   StepRunner(const EngineConfig& config, const Checkpoint& checkpoint,
              MakeGroup make_group = &StepRunner::make_group,
-             const std::shared_ptr<SharedModels>& shared = nullptr);
+             const std::shared_ptr<SharedModels>& shared = nullptr,
+             const std::stop_token& given_up = {});
   ~StepRunner() override;
 
   // What guesses between two steps has the device to itself.
@@ -51,6 +58,7 @@ class StepRunner final : public Executor {
   void launch(const StepPlan& plan) override;
   const SampledTokens& wait() override;
   void abandon() noexcept override;
+  void cancel() noexcept override;
   void report_to(NewsSink sink) override;
   bool can_hand_over() const override { return first().backend().memory().is_host(); }
   std::shared_ptr<KvMover> open_hand_over(const HandOverOptions& options) override;
@@ -89,6 +97,9 @@ class StepRunner final : public Executor {
   class Draw;  // what rank 0 does with a step's outputs
 
   Worker& first() const { return *workers_[0]; }
+  std::unique_ptr<NodeLeader> make_leader(const Checkpoint& checkpoint);
+  void give_up_exchanges() noexcept;
+  void meet_other_nodes();
   // The ranks of each stage get a group, and so do those of all stages with the same place in it.
   void meet();
   Flight& begin_flight();
@@ -106,8 +117,12 @@ class StepRunner final : public Executor {
   const EngineConfig config_;
   const MakeGroup make_group_;
   RankThreads ranks_;
-  std::atomic<bool> has_met_{false};              // the ranks have a group that has not failed
-  std::vector<std::unique_ptr<Worker>> workers_;  // [ranks]
+  std::atomic<bool> has_met_{false};  // the ranks have a group that has not failed
+  std::mutex exchanges_mutex_;        // while the workers' ends are ended, or replaced
+  // The other processes of config.parallel.nodes; null: there are none.
+  std::unique_ptr<NodeLeader> leader_;
+  std::vector<std::byte> wire_;                   // a step for them
+  std::vector<std::unique_ptr<Worker>> workers_;  // [ranks of this process]
   DeviceSteps* const steps_;                      // of rank 0's backend, or null
   const RecordingLimits limits_;
   BatchBuilder batch_builder_;

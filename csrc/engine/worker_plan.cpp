@@ -107,7 +107,11 @@ TensorRank tensor_rank(const EngineConfig& config, int rank) {
 
 ThreadShare thread_share(const EngineConfig& config, int rank) {
   const int32_t workers = config.parallel.num_workers();
-  const int32_t worker = config.parallel.replica * config.parallel.num_ranks() + rank;
+  const ParallelConfig& parallel = config.parallel;
+  // Of a rank of another node: as of the first one here.
+  const int32_t local = rank - parallel.first_rank();
+  const int32_t worker = parallel.replica * parallel.num_local_ranks() +
+                         (local >= 0 && local < parallel.num_local_ranks() ? local : 0);
   const int32_t threads = std::max(config.num_threads, workers);
   const int32_t extra = threads % workers;
   return {.first = threads / workers * worker + std::min(worker, extra),

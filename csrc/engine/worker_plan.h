@@ -43,8 +43,8 @@ struct RankCache {
   CacheGroupSpec lanes() const;
 };
 RankCache rank_cache(const ModelConfig& model, const TensorRank& rank, const LayerRange& layers);
-// Threads of a worker: the ranks of all replicas have about equal shares of config.num_threads, at
-// least one each. `first` counts those of the ranks before it.
+// Threads of a worker: the ranks of all replicas in this process have about equal shares of
+// config.num_threads, at least one each. `first` counts those of the ranks before it.
 struct ThreadShare {
   int32_t first = 0;
   int32_t count = 1;

@@ -14,6 +14,7 @@ PYBIND11_MODULE(_core_testing, testing) {
   llmserve::register_testing_ops(testing);
   llmserve::register_testing_comm(testing);
   llmserve::register_testing_hand_over(testing);
+  llmserve::register_testing_nodes(testing);
   llmserve::register_testing_io(testing);
   llmserve::register_testing_models(testing);
   llmserve::register_testing_weights(testing);

@@ -94,6 +94,11 @@ class LLMBase(EngineInsight, HandsOver):
 
     def _load(self, model: str | os.PathLike[str], given: dict[str, object]) -> None:
         options = read_options(type(self).__name__, model, given)
+        if options.node_rank:
+            raise InvalidArgument(
+                f"node_rank={describe(options.node_rank)} takes no requests: run `llmserve serve` "
+                f"with these options on that node, which computes for node 0"
+            )
         if options.seed is None:
             options = replace(options, seed=int.from_bytes(os.urandom(4), "little"))
             _log.info("seed=%d was drawn; the same one gives the same tokens", options.seed)
@@ -117,7 +122,7 @@ class LLMBase(EngineInsight, HandsOver):
         )
         source = text_source(checkpoint)
         # Once, for all that a start reads of it.
-        opened = _core.Checkpoint(str(checkpoint), _config_text(options, source))
+        opened = _core.Checkpoint(str(checkpoint), config_text(options, source))
         defaults = overridden(
             _read_generation_config(source, options.generation_config, opened.gguf),
             options.override_generation_config,
@@ -526,7 +531,7 @@ def _read_generation_config(
     return read_generation_config(Path(os.fsdecode(argument)))
 
 
-def _config_text(options: EngineOptions, source: Path) -> str:
+def config_text(options: EngineOptions, source: Path) -> str:
     """config.json with hf_overrides in it; empty without."""
     if not options.hf_overrides:
         return ""

@@ -74,6 +74,13 @@ def run(options: argparse.Namespace) -> int:
         print("\n".join(effective.lines()))
         return 0
     configure_logs(effective.server.log_format)
+    if effective.engine.get("node_rank"):
+        from llmserve.cli.follow import follow
+
+        if len(named) > 1:
+            raise InvalidArgument("a node other than the first computes for one model")
+        follow(named[0][1], effective.engine)
+        return 0
     _log.info("settings: %s", effective.changed() or "all at their defaults")
     tracing = open_tracing(effective.server)
     with ExitStack() as stack:

@@ -37,17 +37,12 @@ _BY_REASON: Mapping[str, Mapping[str, Sequence[object]]] = {
         "data_parallel_hybrid_lb": _OFF,
         "data_parallel_external_lb": _OFF,
     },
-    "an LLM is one process on one machine; run several behind llmserve route": {
-        "nnodes": _ONE,
-        "node_rank": (0,),
+    "ranks are threads of a process, and of one on each of nnodes machines": {
         "enable_eplb": _OFF,
         "enable_dbo": _OFF,
         "expert_placement_strategy": ("linear",),
         "all2all_backend": (None, "allgather_reducescatter"),
         "moe_backend": _AUTO,
-        "master_addr": ("127.0.0.1",),
-        "master_port": (29501, 29500),
-        "distributed_timeout_seconds": _NONE,
         "device_ids": _NONE,
         "distributed_executor_backend": (None, "uni"),
         "disable_custom_all_reduce": _OFF,
@@ -231,8 +226,8 @@ _CHANGES_NOTHING: Mapping[str, Sequence[object] | None] = {
     **dict.fromkeys(
         (
             *("swap_space", "disable_custom_all_reduce", "max_parallel_loading_workers"),
-            *("ray_workers_use_nsight", "distributed_timeout_seconds", "moe_backend"),
-            *("master_addr", "master_port", "all2all_backend", "expert_placement_strategy"),
+            *("ray_workers_use_nsight", "moe_backend"),
+            *("all2all_backend", "expert_placement_strategy"),
             *("safetensors_load_strategy", "pt_load_map_location", "ignore_patterns"),
             *("tokenizer_pool_size", "attention_backend", "attention_config"),
             *("disable_hybrid_kv_cache_manager", "prefix_caching_hash_algo"),

@@ -17,6 +17,7 @@ from llmserve.common.arguments import INT64_MAX, describe, integer, text
 from llmserve.common.pooler_config import PoolerConfig
 from llmserve.common.units import parse_tokens
 from llmserve.common.vllm_arguments import check_names
+from llmserve.options.cluster import as_address, cluster_key
 from llmserve.options.option import EngineOption, engine_option, kind_of, not_here
 from llmserve.options.speculative_config import speculation_config
 
@@ -253,6 +254,43 @@ class EngineOptions:
         "through one stage after another. With tensor_parallel_size each has as many ranks. See "
         "[ranks.md](ranks.md#stages)",
     )
+    nnodes: int = engine_option(
+        1,
+        _WEIGHTS,
+        "processes that share the ranks, mostly one a machine; the tokens are the same",
+        minimum=1,
+        maximum=64,
+        more="CPU only. All are given the same options but `node_rank`. See "
+        "[ranks.md](ranks.md#several-machines)",
+    )
+    node_rank: int = engine_option(
+        0,
+        _WEIGHTS,
+        "which of nnodes this is: 0 takes requests, `llmserve serve` on the others computes for it",
+        maximum=63,
+    )
+    master_addr: str = engine_option(
+        "127.0.0.1",
+        _WEIGHTS,
+        "where node 0 listens for the others: its host name or address",
+    )
+    master_port: int = engine_option(
+        29501, _WEIGHTS, "the port of node 0 for the other nodes", minimum=1, maximum=65535
+    )
+    cluster_key: str | None = engine_option(
+        None,
+        _WEIGHTS,
+        "what all nodes of a model know and nobody else, 16 characters or more",
+        more="Better in LLMSERVE_CLUSTER_KEY, where no list of processes shows it. Needed unless "
+        "`master_addr` is of this machine alone",
+    )
+    distributed_timeout_seconds: int | None = engine_option(
+        None,
+        _WEIGHTS,
+        "how long nodes wait for each other, at the start and after one was lost; default: 600",
+        minimum=1,
+        maximum=86400,
+    )
     enforce_eager: bool = engine_option(
         False, _STEPS, "CUDA: decode steps are not recorded as graphs"
     )
@@ -404,6 +442,9 @@ class EngineOptions:
             value = option.default if given is None else given
             if option.core is not None and value is not None:
                 request[option.core or option.name] = option.checked(value)
+        if self.nnodes and self.nnodes > 1:
+            address = request["master_addr"] = as_address("master_addr", request["master_addr"])
+            request["cluster_key"] = cluster_key(self.cluster_key, self.nnodes, address)
         if request.get("max_model_len") == -1:  # fitting.py tries others where that is too much
             del request["max_model_len"]
         if request.get("packed_cache_bytes"):

@@ -18,7 +18,7 @@ from llmserve.options.peer_speculation import combined
 from llmserve.server.settings import ServerSettings
 
 _MAX_FILE_BYTES = 2**20
-_SECRET = ("api_key", "admin_key", "hand_over_key")
+_SECRET = ("api_key", "admin_key", "hand_over_key", "cluster_key")
 _ENVIRONMENT = {
     "api_key": "LLMSERVE_API_KEY",
     "admin_key": "LLMSERVE_ADMIN_KEY",

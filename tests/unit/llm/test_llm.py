@@ -333,7 +333,7 @@ BAD_SETTINGS = [
         InvalidArgument,
         "LLM has no argument 'max_modellen'; did you mean 'max_model_len'",
     ),
-    ({"nnodes": 2}, NotSupported, "LLM: nnodes=2 is not supported"),
+    ({"nnodes": 2}, InvalidArgument, "nnodes=2 with 1 ranks: each node has at least one"),
     (
         {"quantization": "int3"},
         NotSupported,

@@ -183,7 +183,7 @@ CHANGES_NOTHING = [
     ({"compilation_config": 3}, "compilation_config=3 changes nothing: nothing is compiled"),
     ({"swap_space": 8}, "swap_space=8 changes nothing"),
     ({"limit_mm_per_prompt": {"image": 1}}, "changes nothing: models take text alone"),
-    ({"distributed_executor_backend": "mp"}, "changes nothing: an LLM is one process"),
+    ({"distributed_executor_backend": "mp"}, "changes nothing: ranks are threads of a process"),
     ({"structured_outputs_config": {"backend": "xgrammar"}}, "nothing: llguidance makes the masks"),
     ({"compilation_config": CompilationConfig(3)}, "changes nothing: nothing is compiled"),
 ]

@@ -1,0 +1,73 @@
+#include "engine/local_ranks.h"
+
+#include <utility>
+
+#include "comm/single_communicator.h"
+#include "core/pin_thread.h"
+#include "engine/worker_plan.h"
+
+namespace llmserve {
+namespace {
+
+int node_of(const ParallelConfig& parallel, int rank) {
+  int node = 0;
+  while (rank >= parallel.first_rank_of(node + 1)) ++node;
+  return node;
+}
+
+}  // namespace
+
+std::vector<std::unique_ptr<Worker>> make_workers(RankThreads& ranks, const EngineConfig& config,
+                                                  const Checkpoint& checkpoint,
+                                                  const std::shared_ptr<SharedModels>& shared) {
+  std::vector<std::unique_ptr<Worker>> workers(static_cast<size_t>(ranks.num_ranks()));
+  const int first = config.parallel.first_rank();
+  ranks.run([&](int local) {
+    const ThreadShare threads = thread_share(config, first + local);
+    if (threads.first > 0) pin_thread_to(threads.first, threads.count);
+    workers[static_cast<size_t>(local)] =
+        std::make_unique<Worker>(config, checkpoint, first + local, nullptr, shared);
+  });
+  // Of each stage the first rank counts, as rank 0 of one stage does.
+  if (first > 0) return workers;
+  for (size_t i = 0; i < workers.size(); i += static_cast<size_t>(config.parallel.tensor))
+    workers[i]->share_expert_loads(*workers[0]);
+  return workers;
+}
+
+std::vector<RankEnds> meet_nodes(const ParallelConfig& parallel, const MeetingPlace& place,
+                                 Deadline until) {
+  const int tensor = parallel.tensor;
+  const int pipeline = parallel.pipeline;
+  const int first = parallel.first_rank();
+  std::vector<RankEnds> ends(static_cast<size_t>(parallel.num_local_ranks()));
+  // Stages are counted from the last ranks on.
+  const auto rank_of = [&](int stage, int in_stage) {
+    return (pipeline - 1 - stage) * tensor + in_stage;
+  };
+  const auto meet = [&](int id, int size, const auto& rank_at, const auto& end_of) {
+    if (size == 1) return;
+    RankGroup group{.id = static_cast<uint32_t>(id)};
+    for (int i = 0; i < size; ++i) group.nodes.push_back(node_of(parallel, rank_at(i)));
+    auto met = meet_ranks(group, place, until);
+    for (int i = 0; i < size; ++i)
+      if (met[static_cast<size_t>(i)])
+        end_of(ends[static_cast<size_t>(rank_at(i) - first)]) =
+            std::move(met[static_cast<size_t>(i)]);
+  };
+  for (int stage = 0; stage < pipeline; ++stage)
+    meet(
+        stage, tensor, [&](int i) { return rank_of(stage, i); },
+        [](RankEnds& rank) -> auto& { return rank.tensor_ranks; });
+  for (int in_stage = 0; in_stage < tensor; ++in_stage)
+    meet(
+        pipeline + in_stage, pipeline, [&](int i) { return rank_of(i, in_stage); },
+        [](RankEnds& rank) -> auto& { return rank.stages; });
+  for (RankEnds& rank : ends) {
+    if (!rank.tensor_ranks) rank.tensor_ranks = std::make_unique<SingleCommunicator>();
+    if (!rank.stages) rank.stages = std::make_unique<SingleCommunicator>();
+  }
+  return ends;
+}
+
+}  // namespace llmserve

@@ -1,0 +1,29 @@
+// The ranks of a model that this process has, and how they meet those of others.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "api/engine_config.h"
+#include "comm/rank_meeting.h"
+#include "engine/rank_threads.h"
+#include "engine/worker.h"
+
+namespace llmserve {
+
+// [local ranks], each made on its thread. Throws what Worker's constructor throws.
+std::vector<std::unique_ptr<Worker>> make_workers(RankThreads& ranks, const EngineConfig& config,
+                                                  const Checkpoint& checkpoint,
+                                                  const std::shared_ptr<SharedModels>& shared);
+
+// What a worker exchanges through: with the ranks of its stage, and with those of other stages that
+// have its place there.
+struct RankEnds {
+  std::unique_ptr<Communicator> tensor_ranks;
+  std::unique_ptr<Communicator> stages;
+};
+// [local ranks]. All nodes call it for the same meeting. Throws DeviceError past the deadline.
+std::vector<RankEnds> meet_nodes(const ParallelConfig& parallel, const MeetingPlace& place,
+                                 Deadline until);
+
+}  // namespace llmserve
