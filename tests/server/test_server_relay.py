@@ -211,6 +211,8 @@ def test_a_relay_is_refused_in_the_words_of_its_route(server: RunningServer) -> 
     assert isinstance(answer["error"], str)
     status, answer = run(path="/metrics", body={})
     assert (status, answer["error"]["param"]) == (400, "path")
+    status, answer = run(path="/v1/responses", body={"input": "Hi"}, request_id="chosen")
+    assert (status, answer["error"]["param"]) == (400, "store")
     status, answer = run(path="/v1/messages", body=7)
     assert status == 400
     body = {"prompt": "Once", "max_tokens": 50, "stream": True, "stop": "x"}

@@ -16,6 +16,7 @@ _NUM_REPLICAS = 2
 _FIX_MEMORY = ("kv_cache_memory_bytes", "num_gpu_blocks_override")
 _BYTES_OF_PYTHON = 300 * 2**20  # its modules, Ray's worker and what requests take
 _BY_ROLE = ("role", "hand_over_address")
+_BY_PLACE = ("node_rank", "master_addr", "master_port")
 _FRONT_ONLY = ("host", "port", "ssl_certfile", "ssl_keyfile", "max_connections", "drain_timeout")
 
 
@@ -66,6 +67,9 @@ class RayConfig:
                 raise InvalidArgument(
                     f"{name} is Ray Serve's to say: serve.start(http_options=...)"
                 )
+        for name in _BY_PLACE:
+            if name in self.engine:
+                raise InvalidArgument(f"engine.{name} is Ray's to say: give engine.nnodes alone")
         for name in _BY_ROLE:
             if name in self.server:
                 raise InvalidArgument(f"server.{name} is build_app's to say: prefill={{...}}")
@@ -108,6 +112,16 @@ class RayConfig:
         return RouteSettings(**self.route)
 
     @property
+    def num_nodes(self) -> int:
+        """Machines that a replica's ranks are on."""
+        return int(self.engine.get("nnodes", 1))
+
+    @property
+    def num_cpus(self) -> float:
+        """Of a replica, on each of its nodes."""
+        return float(self.replica_options()["ray_actor_options"]["num_cpus"])
+
+    @property
     def num_serving(self) -> int:
         """Replicas that have requests while all live; 0: all that there are."""
         return int(self._num_replicas) if self.standby_replicas else 0
@@ -135,6 +149,10 @@ class RayConfig:
         }
         if "autoscaling_config" not in given:
             given.setdefault("num_replicas", _NUM_REPLICAS)
+        if self.num_nodes > 1:
+            bundle = {"CPU": actor["num_cpus"], **actor.get("resources", {})}
+            given.setdefault("placement_group_bundles", [bundle] * self.num_nodes)
+            given.setdefault("placement_group_strategy", "STRICT_SPREAD")
         return {
             "name": name,
             "max_ongoing_requests": 1024,  # the engine queues, by its own policy
@@ -150,7 +168,7 @@ class RayConfig:
         """What a replica takes, where the options fix it and the model is at hand. Ray looks at the
         memory that is asked for when it places actors, and kills some where too much is used."""
         is_fixed = any(self.engine.get(name) for name in _FIX_MEMORY)
-        if not is_fixed or not Path(self.model).exists():
+        if not is_fixed or self.num_nodes > 1 or not Path(self.model).exists():
             return {}
         from llmserve.llm import LLM
 

@@ -11,6 +11,7 @@ from ray.util import get_node_ip_address
 from llmserve.async_llm import AsyncLLM
 from llmserve.errors import InternalError
 from llmserve.ray.config import RayConfig
+from llmserve.ray.nodes import Nodes
 from llmserve.route.outgoing import Outgoing
 from llmserve.server.app import create_app
 from llmserve.server.hand_over import open_hand_over
@@ -31,6 +32,10 @@ class LLMReplica:
     def __init__(self, config: RayConfig, role: str = "both", hand_over_key: str = "") -> None:
         """role: prefill computes prompts for those of the role decode, which have the same key."""
         engine = {"seed": None, **config.engine}
+        self._nodes: Nodes | None = None
+        if config.num_nodes > 1:
+            self._nodes = Nodes(config.model, engine, config.num_cpus)
+            engine = self._nodes.options
         self._llm = AsyncLLM(config.model, **engine)
         settings = config.replica_settings(role, get_node_ip_address(), hand_over_key)
         open_hand_over(self._llm, settings)
@@ -195,3 +200,5 @@ class LLMReplica:
     def __del__(self) -> None:
         if (llm := getattr(self, "_llm", None)) is not None:
             llm.close()
+        if (nodes := getattr(self, "_nodes", None)) is not None:
+            nodes.close()

@@ -88,6 +88,19 @@ def test_prefill_and_standbys_are_deployed_as_they_are_asked_for() -> None:
     assert not alone.replica_settings("both", "10.0.0.5", "k" * 16).hand_over_key
 
 
+def test_a_model_on_several_nodes_has_a_bundle_a_node() -> None:
+    engine: dict[str, Any] = {"nnodes": 2, "tensor_parallel_size": 4, "num_threads": 8}
+    config = RayConfig.of({"model": MODEL, "engine": engine})
+    options = config.replica_options()
+    assert options["placement_group_bundles"] == [{"CPU": 8}, {"CPU": 8}]
+    assert options["placement_group_strategy"] == "STRICT_SPREAD"
+    assert (config.num_nodes, config.num_cpus) == (2, 8.0)
+    assert "placement_group_bundles" not in RayConfig.of({"model": MODEL}).replica_options()
+    for name, value in (("node_rank", 1), ("master_addr", "10.0.0.5"), ("master_port", 5)):
+        with pytest.raises(InvalidArgument, match=f"engine.{name} is Ray's to say"):
+            RayConfig.of({"model": MODEL, "engine": {**engine, name: value}})
+
+
 def test_a_replica_asks_for_the_memory_that_its_engine_takes() -> None:
     """Ray's monitor of memory kills what was placed where there is none."""
     engine: dict[str, Any] = {"num_threads": 1, "kv_cache_memory_bytes": 2**24}

@@ -10,6 +10,7 @@ from llmserve.server.http.auth import tenant
 from llmserve.server.http.errors import ApiError, JsonResponse
 from llmserve.server.routes.chat_job import chat_job
 from llmserve.server.routes.prompts import chat_prompt
+from llmserve.server.routes.relay import relay_of
 from llmserve.server.routes.request_body import add_body_bytes, off_the_loop, read_json
 from llmserve.server.routes.responses.answer import Document, ResponseAnswer
 from llmserve.server.routes.responses.bodies import ResponsesBody
@@ -37,6 +38,9 @@ async def create_response(request: Request) -> Response:
     """Answers an input."""
     server = context(request)
     body = await read_json(request, ResponsesBody, server.settings)
+    if relay_of(request) is not None and body.store is not False:
+        # Its id is the router's, and no server knows whose it is.
+        raise ApiError(400, "store must be false for who sends it on", param="store")
     items, messages = await _conversation(request, body)
     found = await chat_job(request, chat_body(body, messages), "resp_")
     keep = partial(_keep, request, items, messages)
