@@ -45,6 +45,7 @@ void KvCacheManager::attach(BlockTable& table, const PrefixMatch& match,
   if (states_) take_state(table, match.state_slot);
   if (!config_.enable_prefix_caching || table.is_private) return;
   table.num_cached = match.num_blocks;
+  table.waits_for = -1;  // whether it did or not
   announce(table, token_ids);
 }
 

@@ -65,6 +65,7 @@ PrefixMatch KvCacheManager::skip_prefix(BlockTable& table,
 
 void KvCacheManager::announce(BlockTable& table, std::span<const int32_t> token_ids) {
   table.num_announced = static_cast<int32_t>(token_ids.size() / block_size());
+  hash_blocks(table, token_ids, table.num_announced);
   for (int32_t i = table.num_cached; i < table.num_announced; ++i) {
     announced_.try_emplace(table.hashes[i], &table);
   }

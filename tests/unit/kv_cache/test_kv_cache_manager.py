@@ -74,6 +74,18 @@ def test_who_needs_a_block_under_way_is_told_by_whom() -> None:
     assert manager.find_prefix(other, tokens) == ([0], None)
 
 
+def test_who_does_not_wait_announces_all_that_it_has_by_then() -> None:
+    manager = testing.KvCacheManager(num_blocks=8, block_size=4)
+    tokens = list(range(13))
+    owner, hasty, third = (testing.BlockTable(number) for number in (7, 8, 9))
+    manager.attach(owner, tokens[:5])
+    manager.allocate(owner, 0, 5)
+    manager.attach(hasty, tokens[:5])  # as a drafter does, and gets no block
+    manager.attach(hasty, tokens)
+    manager.commit(owner, tokens[:5], 5)
+    assert manager.find_prefix(third, tokens) == (owner.blocks[:1], 8)
+
+
 def test_salts_do_not_share_blocks() -> None:
     manager = testing.KvCacheManager(num_blocks=8, block_size=4)
     tokens = list(range(5))
