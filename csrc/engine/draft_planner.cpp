@@ -126,6 +126,11 @@ void plan_head(const ConfigRequest& request, const Checkpoint& checkpoint,
                               "\": the target has layers with a state of fixed size, which cannot "
                               "take guesses back"));
   HeadConfig head = read_head_config(head_kind(kind.name), checkpoint, target);
+  if (head.num_layers() > 1 && target_config.speculation.has_trees())
+    throw NotSupported(concat("speculative_config: speculative_eagle_topk and ",
+                              "speculative_token_tree are not supported with the ",
+                              head.num_layers(), " layers of this model, of which each guesses a ",
+                              "place; leave them out"));
   const bool is_own = kind.source == DraftSource::kOwn;
   ConfigRequest draft = draft_request(
       request, target_config, is_own ? target_config.model_path : target_config.speculation.model);
@@ -157,10 +162,6 @@ PlannedDraft plan_draft(const ConfigRequest& request, const Checkpoint& target_c
   if (!speculation.is_on()) return plan;
   const DrafterKind& kind = find_drafter(speculation.method);
   if (!kind.has_weights()) return plan;
-  if (config.device != "cpu" && config.device != "ref" && speculation.has_trees())
-    throw NotSupported(
-        "speculative_config: speculative_eagle_topk and speculative_token_tree run on a CPU; use "
-        "device='cpu', or leave them out");
   if (kind.source == DraftSource::kModel) {
     plan_model_draft(request, target.vocab_size, config, plan);
   } else if (kind.source == DraftSource::kHead) {

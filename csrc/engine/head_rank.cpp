@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
+#include <vector>
 
 #include "core/error.h"
 #include "engine/worker_plan.h"
@@ -33,8 +35,13 @@ int64_t max_logit_rows(const EngineConfig& config) {
   return std::min<int64_t>(num_paths, config.scheduler.max_num_batched_tokens);
 }
 
+// What a run leaves for the next: of its logit rows, or of all where each place has its layer.
+int64_t num_outputs(const HeadConfig& head, const EngineConfig& config) {
+  return head.num_layers() > 1 ? config.scheduler.max_num_batched_tokens : max_logit_rows(config);
+}
+
 int64_t output_bytes(const HeadConfig& head, const EngineConfig& config) {
-  return max_logit_rows(config) * head.hidden_size() * kFloat;
+  return num_outputs(head, config) * head.hidden_size() * kFloat;
 }
 
 }  // namespace
@@ -98,10 +105,11 @@ void HeadRank::release_weights(const Checkpoint& checkpoint) {
 
 void HeadRank::restore_cache() {
   if (kv_storage_ || !head_->config().has_cache()) return;
-  const KvPlace place{.group = 0, .lane = 0};
+  std::vector<KvPlace> places;
+  for (int32_t i = 0; i < head_->config().num_layers(); ++i)
+    places.push_back({.group = 0, .lane = i});
   kv_storage_ = std::make_unique<KvStorage>(
-      head_cache_groups(head_->config(), tensor_rank(target_.config(), rank_)),
-      std::span(&place, 1),
+      head_cache_groups(head_->config(), tensor_rank(target_.config(), rank_)), places,
       KvStorage::Shape{.num_blocks = config_.cache.num_blocks,
                        .block_size = config_.cache.block_size,
                        .dtype = config_.kv_cache_dtype},
@@ -114,7 +122,7 @@ void HeadRank::read_features(const ForwardContext& context, const HeadStep& step
   const HeadConfig& sizes = head_->config();
   if (step.place > 0) {
     const ConstTensor outputs(outputs_.data(), DType::kF32,
-                              {max_logit_rows(config_), sizes.hidden_size()});
+                              {num_outputs(sizes, config_), sizes.hidden_size()});
     return backend_.gather_rows({.x = outputs, .rows = step.sources, .out = features});
   }
   if (!sizes.has_state_layer())
@@ -142,12 +150,19 @@ void HeadRank::run(const HeadStep& step, const ModelInput& input,
   const int64_t size = head_->config().hidden_size();
   const Tensor features = arena_->allocate(DType::kF32, {input.num_tokens(), size});
   read_features(context, step, kept, features);
-  head_->forward(context, target_.model(), features);
+  head_->forward(context, target_.model(), features, step.place);
   const std::span<const int32_t> rows = step.logit_rows;
-  if (rows.empty()) return;
-  backend_.gather_rows({.x = features,
-                        .rows = rows,
-                        .out = Tensor(outputs_.data(), DType::kF32, {std::ssize(rows), size})});
+  if (head_->config().num_layers() > 1) {
+    all_rows_.resize(step.token_ids.size());
+    std::iota(all_rows_.begin(), all_rows_.end(), 0);
+  }
+  const std::span<const int32_t> kept_rows =
+      head_->config().num_layers() > 1 ? std::span<const int32_t>(all_rows_) : rows;
+  if (kept_rows.empty()) return;
+  backend_.gather_rows(
+      {.x = features,
+       .rows = kept_rows,
+       .out = Tensor(outputs_.data(), DType::kF32, {std::ssize(kept_rows), size})});
   for (size_t begin = 0; begin < rows.size(); begin += kMaxLogitRowsAtOnce) {
     const size_t count = std::min<size_t>(kMaxLogitRowsAtOnce, rows.size() - begin);
     const Arena::Scope logits_scope(*arena_);

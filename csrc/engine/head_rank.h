@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "api/engine_config.h"
 #include "comm/single_communicator.h"
@@ -67,7 +68,8 @@ class HeadRank {
   bool has_weights_ = false;
   std::unique_ptr<Arena> arena_;
   std::unique_ptr<KvStorage> kv_storage_;
-  Buffer outputs_;  // [max_logit_rows, H] f32 of the last run's logit rows
+  Buffer outputs_;  // [outputs, H] f32 of the last run: HeadStep::sources are rows of them
+  std::vector<int32_t> all_rows_;
   int64_t workspace_bytes_ = 0;
   int64_t scratch_bytes_ = 0;  // that the backend keeps for it beyond what the target needs
   // Where logits are in a device's memory: on their way through the host.

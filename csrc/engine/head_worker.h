@@ -40,6 +40,7 @@ class HeadWorker final : public HeadModel {
   int64_t max_model_len() const override { return config_.scheduler.max_model_len; }
   int64_t max_step_rows() const override { return config_.scheduler.max_num_batched_tokens; }
   int32_t max_guesses() const override { return head().max_guesses(); }
+  int32_t num_layers() const override { return static_cast<int32_t>(head().num_layers()); }
   std::vector<int32_t> wanted_layers() const override { return wanted_layers_; }
   int64_t num_kept() const override { return num_kept_states(config_); }
   void keep(const Tensor& states, std::span<const int32_t> kept) override;

@@ -46,6 +46,7 @@ HeadDrafter::HeadDrafter(HeadModel& model, DraftSampling sampling)
     : model_(model),
       sampling_(sampling),
       has_cache_(!model.cache().groups.empty()),
+      num_layers_(model.num_layers()),
       kv_cache_(books_of(model.cache()), &chain_hash, model.max_step_rows()) {
   for (int64_t i = model.num_kept(); i-- > 0;) free_.push_back(static_cast<int32_t>(i));
 }
@@ -76,7 +77,8 @@ HeadDrafter::Entry* HeadDrafter::entry_of(RequestId request_id, int32_t sample_i
 // A table without blocks is given the rows that others have left in the cache, of tokens whose
 // states did not come.
 void HeadDrafter::look_up(Entry& entry) {
-  if (!has_cache_ || entry.has_looked_up) return;
+  // What the later of several layers keep of a row hangs on tokens that a block is not found by.
+  if (!has_cache_ || num_layers_ > 1 || entry.has_looked_up) return;
   entry.has_looked_up = true;
   const auto known = std::span(entry.prompt->token_ids).subspan(1);
   const auto tokens =
@@ -99,9 +101,9 @@ bool HeadDrafter::is_too_long(const Entry& entry) const {
   return std::max(entry.num_certain, std::ssize(entry.prompt->token_ids)) >= model_.max_model_len();
 }
 
-// Rows that can run without a task: of states whose next token is certain and kept.
+// Rows that can run without a task: of states whose next tokens are certain and kept.
 int64_t HeadDrafter::num_runnable(const Entry& entry) const {
-  const int64_t end = std::min(entry.end_kept(), entry.num_certain) - 1;
+  const int64_t end = std::min(entry.end_kept(), entry.num_certain) - num_layers_;
   return end - std::max(entry.next_position, entry.first_kept);
 }
 
@@ -119,15 +121,35 @@ void HeadDrafter::catch_up() {
       const int64_t num_rows = std::min(num_runnable(entry), budget);
       if (has_cache_ && !kv_cache_.can_allocate(entry.table, entry.num_rows, num_rows)) continue;
       if (num_rows > 0) plan_rows(entry, num_rows, {});
+      if (num_rows > 0 && num_layers_ > 1) ran_.emplace_back(&entry, num_rows);
       budget -= num_rows;
       is_more |= budget == 0;
     }
     if (has_cache_ && !step_.token_ids.empty()) model_.run(step_);
+    run_later_layers();
   }
   // The last state of each may be asked for again.
   for (auto& [key, entry] : entries_)
     drop_kept(entry, std::clamp<int64_t>(entry.next_position - 1 - entry.first_kept, 0,
                                          std::ssize(entry.kept)));
+}
+
+// The rows of catch_up() at the further places.
+void HeadDrafter::run_later_layers() {
+  for (int32_t place = 1; place < num_layers_ && !ran_.empty(); ++place) {
+    step_.place = place;
+    step_.copies.clear();
+    size_t row = 0;
+    for (const auto& [entry, num_rows] : ran_) {
+      const int64_t first = entry->next_position - num_rows - entry->first_kept;
+      for (int64_t i = first; i < first + num_rows; ++i, ++row) {
+        step_.token_ids[row] = entry->token_ids[static_cast<size_t>(i + 1 + place)];
+        step_.sources[row] = static_cast<int32_t>(row);
+      }
+    }
+    model_.run(step_);
+  }
+  ran_.clear();
 }
 
 // The next rows of a sequence, of kept states; token_ids are all of its tokens that are certain, or
@@ -187,6 +209,7 @@ void HeadDrafter::draft(std::span<const DraftTask> tasks, std::span<std::vector<
   // Rows that stand on guesses are not kept: the states of what is accepted come.
   for (Job& job : jobs_) {
     drop_twigs(job);
+    settle_rows(job);
     if (has_cache_ && job.entry->table.num_blocks() > 0)
       kv_cache_.truncate(job.entry->table, job.entry->num_rows);
   }
@@ -241,7 +264,12 @@ bool HeadDrafter::run_first() {
       job.is_done = true;
       continue;
     }
+    job.first_row = entry.num_rows;
+    job.num_rows = static_cast<int32_t>(num_rows);
+    job.run_begin = static_cast<int32_t>(std::ssize(step_.token_ids));
     plan_rows(entry, num_rows, job.token_ids);
+    job.first_position = entry.next_position - num_rows;
+    job.num_places = 1;
     budget -= num_rows;
     ask(job);
   }
@@ -249,6 +277,7 @@ bool HeadDrafter::run_first() {
   take_guesses(model_.run(step_));
   for (Job& job : jobs_) {
     Entry& entry = *job.entry;
+    if (num_layers_ > 1) continue;
     drop_kept(entry, std::max<int64_t>(0, entry.next_position - 1 - entry.first_kept));
     if (!has_cache_ || !entry.is_whole || job.logit_row < 0) continue;
     // But the last, which may run again.
@@ -266,8 +295,14 @@ bool HeadDrafter::run_next() {
   step_.place = place;
   owners_.clear();
   if (model_.max_guesses() > 0 && place >= model_.max_guesses()) return false;
-  for (Job& job : jobs_)
-    if (!job.is_done && !plan_guess(job, -1, place)) job.is_done = true;
+  for (Job& job : jobs_) {
+    if (job.is_done) continue;
+    if (num_layers_ > 1) {
+      plan_again(job, place);
+    } else if (!plan_guess(job, -1, place)) {
+      job.is_done = true;
+    }
+  }
   for (Job& job : jobs_) {
     const bool has_row = !has_cache_ && !job.is_done;
     const size_t num_twigs = has_cache_ ? job.twigs.size() : std::min<size_t>(job.twigs.size(), 1);
@@ -300,6 +335,35 @@ bool HeadDrafter::plan_guess(Job& job, int32_t twig_idx, int32_t place) {
   step_.sequences.push_back(sequence);
   ask(job, twig_idx);
   return true;
+}
+
+// The rows of the first place once more, by the layer of this one.
+void HeadDrafter::plan_again(Job& job, int32_t place) {
+  const auto begin = static_cast<int32_t>(std::ssize(step_.token_ids));
+  for (int32_t i = 0; i < job.num_rows; ++i) {
+    const int64_t position = job.first_position + i;
+    step_.token_ids.push_back(job.token_ids[static_cast<size_t>(position + 1 + place)]);
+    step_.positions.push_back(static_cast<int32_t>(position));
+    step_.sources.push_back(job.run_begin + i);
+  }
+  step_.sequences.push_back({.num_rows = job.num_rows,
+                             .first_row = job.first_row,
+                             .block_tables = job.entry->table.blocks});
+  job.run_begin = begin;
+  ++job.num_places;
+  ask(job);
+}
+
+// Of several layers: the rows that all have run with tokens that are certain stay.
+void HeadDrafter::settle_rows(Job& job) {
+  if (num_layers_ == 1 || job.num_rows == 0) return;
+  Entry& entry = *job.entry;
+  const int64_t end = std::ssize(job.task->token_ids) - num_layers_;
+  entry.next_position = job.first_position;
+  if (job.num_places == num_layers_) entry.next_position = std::max(end, job.first_position);
+  entry.num_rows = job.first_row + entry.next_position - job.first_position;
+  drop_kept(entry,
+            std::clamp<int64_t>(entry.next_position - entry.first_kept, 0, std::ssize(entry.kept)));
 }
 
 // A guess behind the last row. Requests with trees have no edits, so that nobody reads the tokens

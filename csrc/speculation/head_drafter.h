@@ -6,6 +6,10 @@
 // tokens of a prefix that the target found in its cache and the head did not, and those that nobody
 // guessed behind. Where guessing is off, states are kept of the newest tokens and cost a copy.
 //
+// Where a file has several layers, each guesses a place: the second reads what the first gave, and
+// the token two behind, and so on. A row stays in the pool when all have run it with tokens that
+// are certain; the newest run again with the next guesses.
+//
 // A row reads the token behind its own, so that blocks are found by the tokens from the second on,
 // and the first is part of their root.
 #pragma once
@@ -85,6 +89,13 @@ class HeadDrafter final : public Drafter {
     std::vector<int32_t> token_ids;  // [position] those of the task, then guesses
     int32_t logit_row = -1;          // of the last run
     bool is_done = false;
+    // Where each place has its layer: the rows that run at all places, and where the last run had
+    // them.
+    int64_t first_row = 0;
+    int64_t first_position = 0;
+    int32_t num_rows = 0;
+    int32_t run_begin = 0;
+    int32_t num_places = 0;  // that ran
     TreeTip tip = {};
     std::vector<Twig> twigs = {};
   };
@@ -121,6 +132,9 @@ class HeadDrafter final : public Drafter {
   bool run_first();
   bool run_next();
   bool plan_guess(Job& job, int32_t twig, int32_t place);
+  void plan_again(Job& job, int32_t place);
+  void settle_rows(Job& job);
+  void run_later_layers();
   void take_guesses(const SampledTokens& sampled);
   void take_guess(Job& job, const SampledToken& token);
   bool ends_text(const Job& job, int32_t token_id, int64_t num_guesses) const;
@@ -131,6 +145,7 @@ class HeadDrafter final : public Drafter {
   HeadModel& model_;
   const DraftSampling sampling_;
   const bool has_cache_;
+  const int32_t num_layers_;
   KvCacheManager kv_cache_;
   std::map<RequestId, Prompt> prompts_;
   std::map<std::pair<RequestId, int32_t>, Entry> entries_;  // by request and sample
@@ -140,8 +155,9 @@ class HeadDrafter final : public Drafter {
   int64_t num_idle_steps_ = 0;  // that had tokens to be guessed behind, since it was asked
   std::vector<Job> jobs_;
   HeadStep step_;
-  std::vector<RowOwner> owners_;  // [S]
-  std::vector<DraftTree> trees_;  // [tasks]
+  std::vector<RowOwner> owners_;                 // [S]
+  std::vector<std::pair<Entry*, int64_t>> ran_;  // rows of catch_up(), for the later layers
+  std::vector<DraftTree> trees_;                 // [tasks]
   std::vector<Bud> buds_;
 };
 

@@ -27,7 +27,9 @@ struct HeadStep {
   int32_t place = 0;               // of the guesses that are drawn: 0 is the first behind a text
   std::vector<int32_t> token_ids;  // [T] behind those that the rows stand for
   std::vector<int32_t> positions;  // [T] of those that they stand for
-  std::vector<int32_t> sources;    // [T] at place 0 kept states, then logit rows of the run before
+  // [T] at place 0 kept states; then logit rows of the run before, or any rows of it where each
+  // place has its layer.
+  std::vector<int32_t> sources;
   std::vector<HeadSequence> sequences;
   std::vector<int32_t> logit_rows;   // [S] of the rows
   std::vector<SampleTask> samples;   // [S]
@@ -46,6 +48,8 @@ class HeadModel {
   virtual int64_t max_model_len() const = 0;
   virtual int64_t max_step_rows() const = 0;
   virtual int32_t max_guesses() const = 0;  // in a row; 0: no bound
+  // That guess a place each, and have run a row one after another; 1: one guesses all places.
+  virtual int32_t num_layers() const = 0;
   // Of the target, as StepPlan has them.
   virtual std::vector<int32_t> wanted_layers() const = 0;
 

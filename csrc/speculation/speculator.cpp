@@ -207,6 +207,11 @@ void Speculator::choose_branches(int64_t num_rows) {
     offers.push_back(&path.offer);
   }
   if (config_.is_adaptive) controller_.choose_branches(offers, num_rows, num_all, tokens, depth);
+  if (max_exact_rows_ == 0) return;
+  for (Path& path : paths_) {  // as plan() has it
+    path.offer.is_taken &= num_all + path.offer.num_rows <= max_exact_rows_;
+    if (path.offer.is_taken) num_all += path.offer.num_rows;
+  }
 }
 
 // A path for each leaf of the tree, but the one that the task's own guesses end in. Of a tree that

@@ -77,6 +77,21 @@ class TestHead {
     step_.sequences.push_back({.num_rows = num_rows, .block_tables = tables()});
     return run();
   }
+  // [N - 1 - place, D]: of the guess at the next place behind each token, where each place has its
+  // layer.
+  py::array_t<float> read_next() {
+    step_.clear();
+    step_.place = ++place_;
+    const auto num_rows = static_cast<int32_t>(token_ids_.size()) - 1 - place_;
+    for (int32_t i = 0; i < num_rows; ++i) {
+      step_.token_ids.push_back(token_ids_[static_cast<size_t>(i + 1 + place_)]);
+      step_.positions.push_back(i);
+      step_.sources.push_back(i);
+      step_.logit_rows.push_back(i);
+    }
+    step_.sequences.push_back({.num_rows = num_rows, .block_tables = tables()});
+    return run();
+  }
   // [1, D]: behind a guess for the token behind the last.
   py::array_t<float> go_on(int32_t token_id) {
     const auto last = static_cast<int32_t>(step_.logit_rows.size()) - 1;
@@ -140,6 +155,7 @@ void register_testing_heads(py::module_& testing) {
       .def(py::init<const std::string&, const std::string&, const std::string&>(), "target"_a,
            "method"_a, "head"_a)
       .def("read", &TestHead::read, "token_ids"_a)
+      .def("read_next", &TestHead::read_next)
       .def("go_on", &TestHead::go_on, "token_id"_a)
       .def_property_readonly("wanted_layers", &TestHead::wanted_layers);
 }

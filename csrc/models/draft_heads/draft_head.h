@@ -66,6 +66,10 @@ struct HeadConfig {
   int32_t num_blocks = 0;     // before a head's matrix
   bool is_converted = false;  // tensors as blocks.i.layers.j and lm_heads.i
 
+  // Of layers of the target's own file: one a place behind the first, which drafts the first.
+  std::vector<HeadConfig> later;
+
+  int64_t num_layers() const { return 1 + std::ssize(later); }
   int64_t hidden_size() const { return layer.hidden_size; }  // H
   int64_t state_size() const {                               // of a token's states
     return std::ssize(target_layers) * target_hidden_size;
@@ -73,7 +77,9 @@ struct HeadConfig {
   bool has_cache() const { return kind != HeadKind::kMedusa; }
   bool has_state_layer() const { return kind == HeadKind::kEagle3; }
   // Guesses in a row at most; 0: no bound.
-  int32_t max_guesses() const { return num_heads; }
+  int32_t max_guesses() const {
+    return later.empty() ? num_heads : static_cast<int32_t>(num_layers());
+  }
 };
 
 // "eagle3", "eagle", "medusa", "mtp". Throws NotSupported.
@@ -98,22 +104,24 @@ class DraftHead {
   virtual void read_states(const ForwardContext& /*context*/, const Tensor& /*states*/,
                            const Tensor& /*features*/) const {}
   // features [T, H], of the target's states or of what this wrote for the row before, become what
-  // logits are of, and what the rows behind read. Keys and values go to context.kv_caches[0].
-  virtual void forward(const ForwardContext& context, const Model& target,
-                       const Tensor& features) const = 0;
-  // Logits [rows.size(), D] of the guess at `place`, 0 being the first, in the caller's scope.
+  // logits are of, and what the rows behind read. Keys and values go to the cache of the layer that
+  // drafts at `place`, 0 being the first.
+  virtual void forward(const ForwardContext& context, const Model& target, const Tensor& features,
+                       int32_t place) const = 0;
+  // Logits [rows.size(), D] of the guess at `place`, in the caller's scope.
   virtual Tensor compute_logits(const ForwardContext& context, const Model& target,
                                 const ConstTensor& features, std::span<const int32_t> rows,
                                 int32_t place) const = 0;
   // The arena's peak, exactly or more, of the three in turn, states and features not included.
   virtual int64_t workspace_bytes(int64_t max_rows, int64_t max_logit_rows) const = 0;
 
- protected:
-  void set_weights(WeightReport weights) { weights_ = std::move(weights); }
   // Rows [R, E] of f32, each contiguous.
   static void copy_rows(const ForwardContext& context, const ConstTensor& from, const Tensor& to);
   // Of the target's or an own head of V rows.
   static int64_t logit_bytes(int64_t vocab_size, int64_t hidden_size, int64_t num_rows);
+
+ protected:
+  void set_weights(WeightReport weights) { weights_ = std::move(weights); }
 
  private:
   HeadConfig config_;

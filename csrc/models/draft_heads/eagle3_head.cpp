@@ -81,8 +81,8 @@ void Eagle3Head::read_states(const ForwardContext& context, const Tensor& states
   fc_.forward(context, {normed}, features);
 }
 
-void Eagle3Head::forward(const ForwardContext& context, const Model& target,
-                         const Tensor& features) const {
+void Eagle3Head::forward(const ForwardContext& context, const Model& target, const Tensor& features,
+                         int32_t) const {
   const Arena::Scope scope(context.arena);
   const int64_t num_rows = features.shape[0];
   const int64_t size = config().hidden_size();

@@ -20,8 +20,8 @@ class Eagle3Head final : public DraftHead {
 
   void read_states(const ForwardContext& context, const Tensor& states,
                    const Tensor& features) const override;
-  void forward(const ForwardContext& context, const Model& target,
-               const Tensor& features) const override;
+  void forward(const ForwardContext& context, const Model& target, const Tensor& features,
+               int32_t) const override;
   Tensor compute_logits(const ForwardContext& context, const Model& target,
                         const ConstTensor& features, std::span<const int32_t> rows,
                         int32_t place) const override;

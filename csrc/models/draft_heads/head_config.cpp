@@ -201,12 +201,13 @@ void read_medusa(const Checkpoint& checkpoint, const ModelConfig& target, HeadCo
   read_target_tokens(checkpoint, "token_map", /*are_differences=*/false, config);
 }
 
-// The first of the layers behind the target's own: DeepSeek's layout, and GLM's.
-void name_next_layer(const Checkpoint& checkpoint, const ModelConfig& target, HeadConfig& config) {
-  const int64_t n = target.num_layers;
+// A layer behind the target's own, the first for 0: DeepSeek's layout, and GLM's.
+void name_next_layer(const Checkpoint& checkpoint, const ModelConfig& target, int64_t idx,
+                     HeadConfig& config) {
+  const int64_t n = target.num_layers + idx;
   config.layer_idx = n;
   config.layer.num_layers = n + 1;
-  config.layer.layers.push_back(target.layers.back());
+  config.layer.layers.resize(static_cast<size_t>(n + 1), target.layers.back());
   config.prefix = layer_prefix(target, n);
   config.names = {.fc = config.prefix + "eh_proj",
                   .embedding_norm = config.prefix + "enorm",
@@ -219,33 +220,38 @@ void name_next_layer(const Checkpoint& checkpoint, const ModelConfig& target, He
 }
 
 // ERNIE 4.5's: a layer without experts by names of its own, and the target's head without a norm.
-void name_mtp_block(const Checkpoint& checkpoint, const ModelConfig& target, HeadConfig& config) {
-  config.layer_idx = 0;
-  config.layer.num_layers = 1;
-  config.layer.layers.assign(1, target.layers.front());
-  config.layer.layers[0].feed_forward = &kGatedMlp;
+void name_mtp_block(const Checkpoint& checkpoint, const ModelConfig& target, int64_t idx,
+                    HeadConfig& config) {
+  LayerTraits traits = target.layers.front();
+  traits.feed_forward = &kGatedMlp;
+  config.layer_idx = idx;
+  config.layer.num_layers = idx + 1;
+  config.layer.layers.assign(static_cast<size_t>(idx + 1), traits);
   config.layer.names.layers = "model.mtp_block.";
-  config.prefix = layer_prefix(config.layer, 0);
-  config.names = {.fc = "model.mtp_linear_proj.0",
-                  .embedding_norm = "model.mtp_emb_norm.0",
-                  .feature_norm = "model.mtp_hidden_norm.0",
+  config.prefix = layer_prefix(config.layer, idx);
+  config.names = {.fc = concat("model.mtp_linear_proj.", idx),
+                  .embedding_norm = concat("model.mtp_emb_norm.", idx),
+                  .feature_norm = concat("model.mtp_hidden_norm.", idx),
                   .final_norm = "",
                   .embedding = "",
                   .lm_head = ""};
   config.has_fc_bias = has(checkpoint, config.names.fc + ".bias");
 }
 
-// It guesses all places in turn.
-void read_mtp(const Checkpoint& checkpoint, const ModelConfig& target, HeadConfig& config) {
+// One of them guesses all places in turn; of several each has its own.
+// False: the file has no such one.
+bool read_mtp(const Checkpoint& checkpoint, const ModelConfig& target, int64_t idx,
+              HeadConfig& config) {
   config.architecture = "multi-token prediction";
   config.layer = target;
   if (has(checkpoint, "model.mtp_linear_proj.0.weight")) {
-    name_mtp_block(checkpoint, target, config);
+    name_mtp_block(checkpoint, target, idx, config);
   } else {
-    name_next_layer(checkpoint, target, config);
+    name_next_layer(checkpoint, target, idx, config);
   }
-  if (target.num_draft_layers < 1 ||
-      (checkpoint.has_tensors() && !has(checkpoint, config.names.fc + ".weight")))
+  const bool is_there = !checkpoint.has_tensors() || has(checkpoint, config.names.fc + ".weight");
+  if (idx > 0 && !is_there) return false;
+  if (target.num_draft_layers < 1 || !is_there)
     throw InvalidArgument(concat(
         "speculative_config: method \"mtp\" guesses with a layer of the model's own file, and ",
         checkpoint.path(), " has no ", config.names.fc, "; use another method"));
@@ -262,6 +268,7 @@ void read_mtp(const Checkpoint& checkpoint, const ModelConfig& target, HeadConfi
                                 KvPlace{.group = 0, .lane = 0});
   config.vocab_size = target.vocab_size;
   config.target_layers = {static_cast<int32_t>(target.num_layers + 1)};
+  return true;
 }
 
 }  // namespace
@@ -281,9 +288,18 @@ HeadConfig read_head_config(HeadKind kind, const Checkpoint& checkpoint,
     case HeadKind::kMedusa:
       read_medusa(checkpoint, target, config);
       break;
-    case HeadKind::kMtp:
-      read_mtp(checkpoint, target, config);
+    case HeadKind::kMtp: {
+      const HeadConfig common = config;
+      read_mtp(checkpoint, target, 0, config);
+      for (int64_t i = 1; i < target.num_draft_layers; ++i) {
+        HeadConfig next = common;
+        if (!read_mtp(checkpoint, target, i, next)) break;
+        config.later.push_back(std::move(next));
+      }
+      for (CacheGroupSpec& group : config.layer.cache_groups)
+        group.num_layers = static_cast<int32_t>(config.num_layers());
       break;
+    }
   }
   return config;
 }

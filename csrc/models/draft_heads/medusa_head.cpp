@@ -33,7 +33,7 @@ MedusaHead::MedusaHead(HeadConfig head, WeightLoader& weights) : DraftHead(std::
   set_weights(weights.report());
 }
 
-void MedusaHead::forward(const ForwardContext&, const Model&, const Tensor&) const {}
+void MedusaHead::forward(const ForwardContext&, const Model&, const Tensor&, int32_t) const {}
 
 Tensor MedusaHead::compute_logits(const ForwardContext& context, const Model&,
                                   const ConstTensor& features, std::span<const int32_t> rows,

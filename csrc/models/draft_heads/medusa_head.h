@@ -14,8 +14,8 @@ class MedusaHead final : public DraftHead {
  public:
   MedusaHead(HeadConfig config, WeightLoader& weights);
 
-  void forward(const ForwardContext& context, const Model& target,
-               const Tensor& features) const override;
+  void forward(const ForwardContext& context, const Model& target, const Tensor& features,
+               int32_t) const override;
   Tensor compute_logits(const ForwardContext& context, const Model& target,
                         const ConstTensor& features, std::span<const int32_t> rows,
                         int32_t place) const override;

@@ -57,7 +57,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first part's seed")
     parser.add_argument("--state", type=Path, help="file of the parts that have passed")
     args = parser.parse_args()
-    for folder in (HERE, HERE.parent):
+    for folder in (HERE, HERE.parent, HERE.parents[1], HERE.parents[2]):
         sys.path.insert(0, str(folder))
     module = importlib.import_module(SUITES[args.suite])
     passed: list[list[object]] = []
