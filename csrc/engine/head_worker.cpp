@@ -1,6 +1,7 @@
 #include "engine/head_worker.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "engine/worker_plan.h"
@@ -32,6 +33,9 @@ HeadWorker::HeadWorker(HeadKind kind, const EngineConfig& config, Target target)
   wanted_layers_.erase(std::ranges::unique(wanted_layers_).begin(), wanted_layers_.end());
   for (const int32_t layer : head().target_layers)
     state_places_.push_back(std::ranges::find(wanted_layers_, layer) - wanted_layers_.begin());
+  std::vector<int64_t> in_order(wanted_layers_.size());
+  std::iota(in_order.begin(), in_order.end(), 0);
+  is_in_order_ = state_places_ == in_order;
   kept_ = Buffer(kept_state_bytes(head(), config_), backend().memory());
   if (kind_ == HeadKind::kMtp) no_embedding_.resize(static_cast<size_t>(head().hidden_size()));
   restore(MemoryPart::kKvCache);
@@ -79,25 +83,32 @@ void HeadWorker::restore(MemoryPart part) {
 }
 
 // A layer's states of a token are a row of a cache of one head, whose block is the token's place.
+// Those of all layers are stored at once where the head reads each once, in order.
 void HeadWorker::keep(const Tensor& states, std::span<const int32_t> kept) {
   const int64_t num_tokens = std::ssize(kept);
   if (std::ranges::all_of(kept, [](int32_t place) { return place < 0; })) return;
   const int64_t num_layers = std::ssize(state_places_);
   const Tensor rows(kept_.data(), DType::kF32,
                     {num_kept(), 1, num_layers, head().target_hidden_size});
-  kept_slots_.resize(kept.size());
-  for (int64_t i = 0; i < num_layers; ++i) {
-    std::ranges::transform(kept, kept_slots_.begin(), [&](int32_t place) {
-      return place < 0 ? int64_t{-1} : place * num_layers + i;
-    });
-    const int64_t place = state_places_[static_cast<size_t>(i)];
-    const Tensor layer(states.as<float>() + place * states.strides[0], DType::kF32,
-                       {num_tokens, 1, states.shape[2]});
-    backend().store_kv({.keys = layer,
+  kept_slots_.clear();
+  for (int64_t i = 0; i < num_layers; ++i)
+    for (const int32_t place : kept)
+      kept_slots_.push_back(place < 0 ? int64_t{-1} : place * num_layers + i);
+  const auto store = [&](int64_t first, int64_t count, int64_t place) {
+    const Tensor layers(states.as<float>() + place * states.strides[0], DType::kF32,
+                        {count * num_tokens, 1, states.shape[2]});
+    backend().store_kv({.keys = layers,
                         .values = {},
-                        .slots = kept_slots_,
+                        .slots = std::span(kept_slots_)
+                                     .subspan(static_cast<size_t>(first * num_tokens),
+                                              static_cast<size_t>(count * num_tokens)),
                         .cache = {.keys = rows, .values = rows}});
+  };
+  if (is_in_order_ && states.strides[0] == num_tokens * states.shape[2]) {
+    store(0, num_layers, 0);
+    return;
   }
+  for (int64_t i = 0; i < num_layers; ++i) store(i, 1, state_places_[static_cast<size_t>(i)]);
 }
 
 void HeadWorker::lay_out(const HeadStep& step) {

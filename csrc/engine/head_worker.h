@@ -77,7 +77,8 @@ class HeadWorker final : public HeadModel {
   std::vector<int32_t> wanted_layers_;  // increasing, each once
   std::vector<int64_t> state_places_;   // of the head's layers among them
   Buffer kept_;                         // [num_kept, head's layers, E of the target] f32
-  std::vector<int64_t> kept_slots_;     // [T] of a layer's rows in it
+  bool is_in_order_ = false;            // they are 0, 1, 2 …
+  std::vector<int64_t> kept_slots_;     // [head's layers, T] of rows in it
   Sampler sampler_;
   SampledTokens sampled_;
   DraftChoices choices_;

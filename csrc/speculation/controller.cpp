@@ -8,10 +8,9 @@ namespace {
 
 // Guessing begins where it promises so much, and ends where it promises hardly more than plain
 // steps: what is foreseen is off by some percent, and where it is it is more often too much, since
-// the best of several is chosen. The demo's EAGLE-3 head, which gains nothing, ran at 0.92 of plain
-// speed with 1.03 and 1.0.
-constexpr double kGainToBegin = 1.06;
-constexpr double kGainToGoOn = 1.03;
+// the best of several is chosen.
+constexpr double kGainToBegin = 1.03;
+constexpr double kGainToGoOn = 1.02;
 // A trial is so many steps of so many guesses; the next one comes after so many steps, twice as
 // many each time it does not pay. A hopeless model costs half a step for each step of a trial: 1.5
 // of 64, then of 128 and 256.

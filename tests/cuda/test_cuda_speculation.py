@@ -142,6 +142,36 @@ def test_a_draft_model_that_is_the_target_is_right_and_steps_are_recorded(eager:
         assert num_replays >= num_verified + (num_guesses - num_verified)
 
 
+@pytest.mark.parametrize("method", ["draft_model", "eagle", "medusa"])
+def test_trees_change_nothing_and_fill_steps_up_to_the_rows_that_keep_their_bits(
+    tmp_path: Path, target: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where products are the device's own, all branches run; and where a library chooses by the
+    number of rows, as many as eight rows hold."""
+    model = target if method == "draft_model" else right_head(method, target, tmp_path)
+    config = {
+        "model": str(model),
+        "num_speculative_tokens": 2,
+        "speculative_token_tree": [(0,), (1,), (0, 0), (1, 0)],
+        "adaptive": False,
+    }
+    wanted = params(12, logprobs=1)
+    for products in ("plain", "auto"):
+        monkeypatch.setenv("LLMSERVE_CUDA_GEMM", products)
+        expected, _ = run(target, prompts(), wanted, max_num_batched_tokens=16)
+        with LLM(
+            str(target), speculative_config=config, **{**OPTIONS, "max_num_batched_tokens": 16}
+        ) as llm:
+            outputs = llm.generate(prompts(), wanted, use_tqdm=False)
+            found = [(one.token_ids, repr(one.logprobs)) for o in outputs for one in o.outputs]
+            steps = [step for step in llm.trace() if step.num_draft_tokens > 0]
+            metrics = llm.get_metrics()
+        assert found == expected
+        assert metrics.num_accepted_tokens > 0
+        num_rows = max(step.num_tokens for step in steps if step.num_prefill_tokens == 0)
+        assert num_rows <= 8 if products == "auto" else num_rows > 8
+
+
 def test_guesses_fill_a_step_up_to_the_rows_that_keep_their_bits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -358,6 +358,16 @@ class RequestState:
         text = None if self._tokenizer is None else self._tokenizer.token_text(token.token_id)
         return Logprob(token.logprob, token.rank, text)
 
+    @property
+    def num_draft_tokens(self) -> int:
+        """Guesses that were run, of all samples."""
+        return sum(s.last.num_draft_tokens for s in self._samples if s.last)
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Of them, those that were right."""
+        return sum(s.last.num_accepted_tokens for s in self._samples if s.last)
+
     def _metrics(self) -> RequestMetrics:
         arrival_time = _epoch_seconds(self._arrival_us)
         if self._last is None:
@@ -371,8 +381,8 @@ class RequestState:
             last_token_ts=_epoch_seconds(times.last_token_us),
             num_preemptions=self._num_preemptions,
             num_generation_tokens=self.num_generation_tokens,
-            num_draft_tokens=sum(s.last.num_draft_tokens for s in self._samples if s.last),
-            num_accepted_tokens=sum(s.last.num_accepted_tokens for s in self._samples if s.last),
+            num_draft_tokens=self.num_draft_tokens,
+            num_accepted_tokens=self.num_accepted_tokens,
         )
 
 

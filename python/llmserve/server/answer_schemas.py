@@ -13,7 +13,7 @@ _TABLES = {
         completion_tokens integer new tokens
         total_tokens integer both
         prompt_tokens_details object cached_tokens: those of the prompts that were in the cache
-        completion_tokens_details? object reasoning_tokens: those of the new ones that are thoughts
+        completion_tokens_details? object reasoning_tokens: thoughts; and guesses, right and wrong
     """,
     "ToolCall": """
         id string by which the result of the call is told

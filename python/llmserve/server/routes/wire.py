@@ -71,6 +71,14 @@ def usage(
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
+    details = {}
     if num_reasoning_tokens is not None:
-        counts["completion_tokens_details"] = {"reasoning_tokens": num_reasoning_tokens}
+        details["reasoning_tokens"] = num_reasoning_tokens
+    num_guesses = sum(state.num_draft_tokens for state in states)
+    if num_guesses > 0:
+        num_right = sum(state.num_accepted_tokens for state in states)
+        details["accepted_prediction_tokens"] = num_right
+        details["rejected_prediction_tokens"] = num_guesses - num_right
+    if details:
+        counts["completion_tokens_details"] = details
     return counts
