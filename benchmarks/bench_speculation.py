@@ -165,11 +165,20 @@ def summed(rows: list[Figures]) -> Figures:
     """Of prompts that ran one at a time."""
     drafts = sum(row["drafts"] for row in rows)
     tokens = sum((row["tokens_a_draft_step"] or 0) * row["drafts"] for row in rows)
-    own = [row["speed_by_own_plain_steps"] for row in rows if "speed_by_own_plain_steps" in row]
+    # Of few plain steps the mean says little, and a few prompts of all nothing.
+    own = [
+        row["speed_by_own_plain_steps"]
+        for row in rows
+        if row.get("plain_steps_of_its_own", 0) >= 128
+    ]
     return {
         "prompts": len(rows),
         "speedup": round(statistics.median(row["speedup"] for row in rows), 3),
-        **({"speed_by_own_plain_steps": round(statistics.median(own), 3)} if own else {}),
+        **(
+            {"speed_by_own_plain_steps": round(statistics.median(own), 3)}
+            if 2 * len(own) >= len(rows)
+            else {}
+        ),
         "plain_tokens_per_s": statistics.median(row["plain_tokens_per_s"] for row in rows),
         "tokens_a_draft_step": round(tokens / drafts, 3) if drafts else None,
         "drafts": drafts,
