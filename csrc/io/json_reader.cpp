@@ -248,7 +248,8 @@ bool JsonReader::next_item(char close) {
     return false;
   }
   if (!is_first_) {
-    expect(',', concat("or '", close, "'"));
+    if (next_char() != ',') fail(concat("expected ',' or '", close, "'"));  // worded when it is
+    ++pos_;
     if (next_char() == close) fail("a comma has nothing after it");
   }
   is_first_ = false;

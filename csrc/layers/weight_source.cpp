@@ -148,8 +148,9 @@ const TensorEntry& WeightSource::find(const std::string& name,
   if (!has_float_values(checkpoint_, *entry) ||
       !std::equal(shape.begin(), shape.end(), entry->shape.begin(), entry->shape.end()))
     throw CorruptFile(concat(checkpoint_.file(*entry)->path().string(), ": tensor \"", name,
-                             "\": expected floats ", shape_text(shape),
-                             ", as config.json has it, got ", checkpoint_.describe(*entry)));
+                             "\": expected floats ", shape_text(shape), ", as ",
+                             checkpoint_.format() == "gguf" ? "the file's metadata" : "config.json",
+                             " has it, got ", checkpoint_.describe(*entry)));
   refuse_scaled_f8(*entry);
   used_.insert(entry->name);
   return *entry;
