@@ -244,6 +244,8 @@ void register_trace(py::module_& module) {
       .def_readonly("num_generation_tokens", &RequestRecord::num_generation_tokens)
       .def_readonly("num_draft_tokens", &RequestRecord::num_draft_tokens)
       .def_readonly("num_accepted_tokens", &RequestRecord::num_accepted_tokens)
+      .def_readonly("former_replica", &RequestRecord::former_replica)
+      .def_readonly("taken_over_us", &RequestRecord::taken_over_us)
       .def_readonly("replica", &RequestRecord::replica)
       .def_property_readonly("finish_reason", [](const RequestRecord& record) {
         return finish_reason_name(record.finish_reason);
@@ -505,6 +507,7 @@ void register_engine(py::module_& module) {
           "replica_failure",
           [](const EngineGroup& engine, int64_t idx) { return engine.replica(idx).failure(); },
           "replica"_a, Release())
+      .def("replica_taken_over", &EngineGroup::num_taken_over, "replica"_a, Release())
       .def("loads", &EngineGroup::loads, Release())
       .def_property_readonly("vocab_size", &EngineGroup::vocab_size)
       .def_property_readonly("config", &EngineGroup::config)

@@ -1,6 +1,7 @@
 #include "comm/kv_leases.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "core/start_thread.h"
@@ -12,8 +13,8 @@ namespace {
 
 }  // namespace
 
-KvLeases::KvLeases(const KvBlocks& blocks, const KvLeaseLimits& limits, TransferSink sink)
-    : blocks_(blocks), limits_(limits), sink_(std::move(sink)) {
+KvLeases::KvLeases(int64_t block_size, std::chrono::milliseconds lease)
+    : block_size_(block_size), lease_(lease) {
   fill_random(std::as_writable_bytes(std::span(&epoch_, 1)));
   thread_ = start_thread([this] { run(); });
 }
@@ -21,7 +22,15 @@ KvLeases::KvLeases(const KvBlocks& blocks, const KvLeaseLimits& limits, Transfer
 KvLeases::~KvLeases() {
   stop();
   thread_.join();
-  end_all();
+  Lock lock(mutex_);
+  while (!leases_.empty()) end(lock, leases_.begin()->first, false);
+}
+
+KvOwnerId KvLeases::add_owner(KvOwner owner) {
+  const std::lock_guard lock(mutex_);
+  owners_.push_back(std::move(owner));
+  counts_.emplace_back();
+  return static_cast<KvOwnerId>(owners_.size() - 1);
 }
 
 void KvLeases::offer(KvOffer offer) {
@@ -29,31 +38,39 @@ void KvLeases::offer(KvOffer offer) {
   if (offer.is_first) {
     if (leases_.contains(offer.id)) end(lock, offer.id, false);  // a ticket is used once more
   } else if (!leases_.contains(offer.id)) {
+    const TransferSink& sink = owner_of(offer.owner).sink;
     lock.unlock();
-    return sink_(offer.transfer, false);
+    return sink(offer.transfer, false);
   }
   Lease& lease = leases_[offer.id];
   if (lease.transfers.empty()) lease.order = next_order_++;
+  lease.owner = offer.owner;
   lease.transfers.push_back(offer.transfer);
-  counts_.num_blocks += std::ssize(offer.blocks);
+  counts_of(offer.owner).num_blocks += std::ssize(offer.blocks);
   for (const auto& [place, block] : offer.blocks) lease.blocks[{place.group, place.place}] = block;
-  lease.until = std::chrono::steady_clock::now() + limits_.lease;
+  lease.until = std::chrono::steady_clock::now() + lease_;
   if (offer.is_last) {
     lease.is_whole = true;
     lease.token_ids = std::move(offer.token_ids);
     lease.hashes = std::move(offer.hashes);
   }
   changed_.notify_all();
-  while (counts_.num_blocks > static_cast<int64_t>(limits_.max_blocks) && leases_.size() > 1) {
-    const auto oldest =
-        std::ranges::min_element(leases_, {}, [](const auto& entry) { return entry.second.order; });
-    end(lock, oldest->first, false);
+  const auto max_blocks = static_cast<int64_t>(owner_of(offer.owner).max_blocks);
+  while (counts_of(offer.owner).num_blocks > max_blocks) {
+    const auto age = [&](const auto& entry) {
+      return entry.second.owner == offer.owner ? entry.second.order
+                                               : std::numeric_limits<uint64_t>::max();
+    };
+    const uint64_t oldest = std::ranges::min_element(leases_, {}, age)->first;
+    if (oldest == offer.id) break;  // the only one
+    end(lock, oldest, false);
   }
 }
 
-void KvLeases::withdraw(uint64_t id) {
+void KvLeases::withdraw(KvOwnerId owner, uint64_t id) {
   Lock lock(mutex_);
-  if (leases_.contains(id)) end(lock, id, false);
+  const auto found = leases_.find(id);
+  if (found != leases_.end() && found->second.owner == owner) end(lock, id, false);
 }
 
 bool KvLeases::has(uint64_t id) const {
@@ -68,7 +85,7 @@ KvLeases::Lease* KvLeases::find(Lock& lock, uint64_t id, Deadline until,
     const auto found = leases_.find(id);
     if (found == leases_.end() && was_there) gone("the sender has let go of these blocks");
     if (found != leases_.end() && is_ready(found->second)) {
-      found->second.until = std::chrono::steady_clock::now() + limits_.lease;
+      found->second.until = std::chrono::steady_clock::now() + lease_;
       return &found->second;
     }
     if (is_stopped_) gone("the sender ends");
@@ -96,14 +113,15 @@ bool KvLeases::read(uint64_t id, const BlockPlace& place, std::span<std::byte> o
   if (found == nullptr) return false;
   Lease& lease = *found;
   const int32_t block = lease.blocks.at(key);
-  const int64_t block_size = blocks_.shape().block_size;
   const int64_t num_tokens =
-      lease.is_whole ? std::min(block_size, std::ssize(lease.token_ids) - place.place * block_size)
-                     : block_size;
+      lease.is_whole
+          ? std::min(block_size_, std::ssize(lease.token_ids) - place.place * block_size_)
+          : block_size_;
   ++lease.num_reading;
-  counts_.num_sent_bytes += std::ssize(out);
+  counts_of(lease.owner).num_sent_bytes += std::ssize(out);
+  const KvBlocks& blocks = *owner_of(lease.owner).blocks;
   lock.unlock();
-  blocks_.read(place.group, block, std::max<int64_t>(num_tokens, 0), out);
+  blocks.read(place.group, block, std::max<int64_t>(num_tokens, 0), out);
   lock.lock();
   if (--lease.num_reading == 0) changed_.notify_all();
   return true;
@@ -116,7 +134,7 @@ bool KvLeases::check(uint64_t id, uint32_t num_tokens, const TokenHash& prefix, 
   const Lease& lease = *found;
   if (num_tokens == 0 || num_tokens > lease.token_ids.size())
     gone("the sender has computed fewer tokens");
-  const size_t block_size = blocks_.shape().block_size;
+  const auto block_size = static_cast<size_t>(block_size_);
   const size_t num_full = num_tokens / block_size;
   if (lease.hashes.size() <= num_full) gone("the sender has computed fewer tokens");
   TokenHash hash = lease.hashes[num_full];
@@ -142,12 +160,14 @@ void KvLeases::end(Lock& lock, uint64_t id, bool is_done) {
   const auto found = leases_.find(id);
   if (found == leases_.end()) return;
   const std::vector<int64_t> transfers = std::move(found->second.transfers);
-  counts_.num_blocks -= std::ssize(found->second.blocks);
+  Counts& counts = counts_of(found->second.owner);
+  const TransferSink& sink = owner_of(found->second.owner).sink;
+  counts.num_blocks -= std::ssize(found->second.blocks);
   leases_.erase(found);
-  ++(is_done ? counts_.num_fetched : counts_.num_lapsed);
+  ++(is_done ? counts.num_fetched : counts.num_lapsed);
   lock.unlock();
   changed_.notify_all();
-  for (const int64_t transfer : transfers) sink_(transfer, is_done);
+  for (const int64_t transfer : transfers) sink(transfer, is_done);
   lock.lock();
 }
 
@@ -159,9 +179,12 @@ void KvLeases::stop() {
   changed_.notify_all();
 }
 
-void KvLeases::end_all() {
+void KvLeases::end_all(KvOwnerId owner) {
   Lock lock(mutex_);
-  while (!leases_.empty()) end(lock, leases_.begin()->first, false);
+  const auto is_its = [&](const auto& entry) { return entry.second.owner == owner; };
+  for (auto next = std::ranges::find_if(leases_, is_its); next != leases_.end();
+       next = std::ranges::find_if(leases_, is_its))
+    end(lock, next->first, false);
 }
 
 void KvLeases::run() {
@@ -181,11 +204,9 @@ void KvLeases::run() {
   }
 }
 
-KvLeases::Counts KvLeases::counts() const {
+KvLeases::Counts KvLeases::counts(KvOwnerId owner) const {
   const std::lock_guard lock(mutex_);
-  Counts counts = counts_;
-  counts.num_leases = std::ssize(leases_);
-  return counts;
+  return counts_[static_cast<size_t>(owner)];
 }
 
 }  // namespace llmserve

@@ -1,4 +1,6 @@
-// What an engine keeps for others to fetch: the blocks of sequences whose prompts it has computed.
+// What engines keep for others to fetch: the blocks of sequences whose prompts they have computed.
+// Replicas of one process keep their leases together, so that who fetches need not know which of
+// them has computed a prompt.
 //
 // A lease begins with its first offer, grows with further ones while the prompt is being computed,
 // and ends when its blocks have been fetched, when it is withdrawn, when for `lease` nothing was
@@ -10,6 +12,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -38,7 +41,16 @@ class KvBlocks {
 // Whoever began a transfer is told of its end.
 using TransferSink = std::function<void(int64_t transfer, bool is_done)>;
 
+// An engine that keeps blocks. What it refers to outlives it.
+struct KvOwner {
+  const KvBlocks* blocks = nullptr;
+  TransferSink sink;
+  size_t max_blocks = 1 << 20;  // that it keeps; beyond them its oldest lease ends
+};
+using KvOwnerId = int32_t;
+
 struct KvOffer {
+  KvOwnerId owner = 0;
   uint64_t id = 0;
   int64_t transfer = 0;
   bool is_first = true;  // others add to it, if it is there still
@@ -50,24 +62,19 @@ struct KvOffer {
   std::vector<std::pair<BlockPlace, int32_t>> blocks;  // and which block of the pool it is
 };
 
-struct KvLeaseLimits {
-  std::chrono::milliseconds lease{30'000};
-  size_t max_blocks = 1 << 20;
-};
-
 class KvLeases {
  public:
-  // `blocks` outlives it.
-  KvLeases(const KvBlocks& blocks, const KvLeaseLimits& limits, TransferSink sink);
-  ~KvLeases();  // end_all()
+  // block_size: tokens of a block, of all owners.
+  KvLeases(int64_t block_size, std::chrono::milliseconds lease);
+  ~KvLeases();  // ends all of them
   KvLeases(const KvLeases&) = delete;
   KvLeases& operator=(const KvLeases&) = delete;
 
-  const KvBlocks& blocks() const { return blocks_; }
+  KvOwnerId add_owner(KvOwner owner);
   uint64_t epoch() const { return epoch_; }  // of this start, by chance
   void offer(KvOffer offer);
-  // The rest will not be offered. Nothing happens where there is no such lease.
-  void withdraw(uint64_t id);
+  // The rest will not be offered. Nothing happens where the owner has no such lease.
+  void withdraw(KvOwnerId owner, uint64_t id);
   bool has(uint64_t id) const;
 
   // All that follows throws HandOverError: kGone where the lease has ended, was never begun by the
@@ -81,23 +88,24 @@ class KvLeases {
   // All was fetched.
   void end(uint64_t id);
 
-  // Ends all of them, as not fetched, once nobody reads any more.
-  void end_all();
+  // Ends all of an owner, as not fetched, once nobody reads any more.
+  void end_all(KvOwnerId owner);
 
   // Whoever waits for one, or comes to wait, is told that it is gone.
   void stop();
 
+  // Of an owner's.
   struct Counts {
-    int64_t num_leases = 0;  // now
-    int64_t num_blocks = 0;  // that they keep
+    int64_t num_blocks = 0;  // that they keep now
     int64_t num_fetched = 0;
     int64_t num_lapsed = 0;  // ended without having been fetched
     int64_t num_sent_bytes = 0;
   };
-  Counts counts() const;
+  Counts counts(KvOwnerId owner) const;
 
  private:
   struct Lease {
+    KvOwnerId owner = 0;
     std::map<std::pair<uint16_t, uint32_t>, int32_t> blocks;
     std::vector<int64_t> transfers;
     std::vector<int32_t> token_ids;
@@ -113,16 +121,18 @@ class KvLeases {
   Lease* find(Lock& lock, uint64_t id, Deadline until, const std::function<bool(Lease&)>& is_ready);
   void end(Lock& lock, uint64_t id, bool is_done);
   void run();
+  Counts& counts_of(KvOwnerId owner) { return counts_[static_cast<size_t>(owner)]; }
+  const KvOwner& owner_of(KvOwnerId owner) const { return owners_[static_cast<size_t>(owner)]; }
 
-  const KvBlocks& blocks_;
-  const KvLeaseLimits limits_;
-  const TransferSink sink_;
+  const int64_t block_size_;
+  const std::chrono::milliseconds lease_;
   uint64_t epoch_ = 0;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::map<uint64_t, Lease> leases_;
   uint64_t next_order_ = 0;
-  Counts counts_;
+  std::deque<KvOwner> owners_;  // which stay where they are
+  std::vector<Counts> counts_;  // [owners]
   bool is_stopped_ = false;
   std::thread thread_;  // ends what has lapsed
 };

@@ -164,7 +164,8 @@ void Engine::check_runs() const {
 }
 
 int64_t Engine::num_queued() const {
-  return metrics().num_requests_waiting + std::ssize(intake_.requests);
+  return metrics().num_requests_waiting + std::ssize(intake_.requests) +
+         std::ssize(intake_.taken_over);
 }
 
 // For how many requests.
@@ -244,7 +245,7 @@ void Engine::fall_asleep(int32_t level) {
   while (scheduler_->num_in_flight() > 0) finish_step();  // of sequences that have ended
   {
     const std::lock_guard lock(intake_mutex_);
-    if (scheduler_->has_unfinished() || !intake_.requests.empty()) {
+    if (scheduler_->has_unfinished() || !intake_.requests.empty() || !intake_.taken_over.empty()) {
       throw InvalidArgument(
           concat("only an idle engine can sleep, and it has ", metrics().num_requests_running,
                  " running and ", num_queued(),
@@ -351,6 +352,7 @@ bool Engine::take_in() {
     if (speculator_) speculator_->begin(taken_.front());
     scheduler_->add(std::move(taken_.front()));
   }
+  for (MovingRequest& moving : taken.taken_over) enter(moving);
   for (News& news : taken.news) take(news);
   for (const RequestId id : taken.aborts) scheduler_->abort(id);
   if (taken.reset_prefix_cache) {
@@ -501,8 +503,12 @@ void Engine::take_aborts() {
   const std::lock_guard lock(intake_mutex_);
   const RequestId first_unseen = intake_.requests.empty() ? next_id_ : intake_.requests.front().id;
   std::erase_if(intake_.aborts, [&](RequestId id) {
-    if (id < first_unseen) scheduler_->abort(id);
-    return id < first_unseen;
+    const bool is_seen =
+        id < first_unseen &&
+        std::ranges::none_of(
+            intake_.taken_over, [&](const auto& moving) { return moving.request.key() == id; });
+    if (is_seen) scheduler_->abort(id);
+    return is_seen;
   });
 }
 

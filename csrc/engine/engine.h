@@ -34,6 +34,7 @@
 
 namespace llmserve {
 
+class KvHost;   // comm/kv_host.h
 class KvMover;  // engine/kv_mover.h
 struct HandOverOptions;
 struct KvPeer;
@@ -43,6 +44,13 @@ struct KvPeer;
 class QueueFull : public ResourceExhausted {
  public:
   using ResourceExhausted::ResourceExhausted;
+};
+
+// A request on its way from one engine to another, with what has been noted of it.
+struct MovingRequest {
+  LeavingRequest request;
+  std::optional<RequestRecord> record;  // of its trace
+  MetricsRecorder::LiveRequest live;
 };
 
 // Whom one of several engines (engine_group.h) tells what it does. The calls come from its thread,
@@ -56,6 +64,8 @@ class EngineListener {
   virtual void take_blocks(int32_t replica, const std::vector<BlockEvent>& events) = 0;
   // It has stopped, and takes no more requests.
   virtual void note_stop(int32_t replica, const std::string& reason) = 0;
+  // It could not execute them. What other replicas do not take stays in `requests`.
+  virtual void move(int32_t replica, std::vector<MovingRequest>& requests) = 0;
 };
 
 // What an engine's owner gives it. Both outlive it.
@@ -90,6 +100,12 @@ class Engine {
   // The same of requests that have their ids, which are larger than those of earlier calls, and
   // takes them whatever the queue's bound. They are the caller's still where it throws.
   void add_numbered(std::vector<Request>& requests);
+  // Takes one that another replica could not execute; it goes on with what it has. Throws the error
+  // that stopped the engine, or InvalidArgument once it is closed: the request is the caller's
+  // then.
+  void take_over(MovingRequest& request);
+  // Requests whose abort() has come and is not taken in.
+  std::vector<RequestId> pending_aborts() const;
   // Requests that wait, those on their way to the scheduler among them.
   int64_t num_waiting() const;
 
@@ -124,8 +140,10 @@ class Engine {
   BlockSnapshot block_snapshot();
 
   // Exchanges KV blocks with other engines from now on: requests may send_to and receive_from.
-  // Returns what others need to fetch from this one. Once. Throws NotSupported, InvalidArgument.
-  KvPeer open_hand_over(const HandOverOptions& options);
+  // Returns what others need to fetch from this one. host: of another replica, or null. Once.
+  // Throws NotSupported, InvalidArgument.
+  KvPeer open_hand_over(const HandOverOptions& options, std::shared_ptr<KvHost> host = nullptr);
+  std::shared_ptr<KvHost> hand_over_host() const;  // of what is open; null: nothing
   // A number for HandOver::peer. Throws InvalidArgument without open_hand_over().
   int32_t add_peer(const KvPeer& peer);
   // Whether it keeps blocks under this id of send_to: the first are computed, and nobody has
@@ -173,14 +191,15 @@ class Engine {
   };
   struct Intake {
     std::vector<Request> requests;
+    std::vector<MovingRequest> taken_over;
     std::vector<RequestId> aborts;
     std::vector<News> news;
     std::vector<std::packaged_task<void()>> tasks;  // to run between two steps
     bool reset_prefix_cache = false;
     bool stop = false;
     bool is_empty() const {
-      return requests.empty() && aborts.empty() && news.empty() && tasks.empty() &&
-             !reset_prefix_cache && !stop;
+      return requests.empty() && taken_over.empty() && aborts.empty() && news.empty() &&
+             tasks.empty() && !reset_prefix_cache && !stop;
     }
   };
 
@@ -209,7 +228,11 @@ class Engine {
   void keep_books(StepRecord& record, const StepResult& result);
   bool go_on_after(const std::exception& error);
   void replay(int rank);
-  void fail_batch(const std::string& reason);
+  void enter(MovingRequest& moving);
+  void pass_on(std::vector<LeavingRequest> leaving, const std::string& reason);
+  void leave(const std::string& reason);
+  void end_failed_before(const std::string& reason, std::span<const RequestId> ids);
+  void fail_batch(const std::string& reason, bool may_leave);
   void fail_all(const std::string& reason);
   void give_out_failures(StepRecord& record, StepResult result);
   std::shared_ptr<KvMover> mover() const;

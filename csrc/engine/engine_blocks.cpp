@@ -26,10 +26,11 @@ void Engine::tell_blocks() {
   if (!has_readers && links_.listener == nullptr) scheduler_->tell_blocks(false);
 }
 
-KvPeer Engine::open_hand_over(const HandOverOptions& options) {
+KvPeer Engine::open_hand_over(const HandOverOptions& options, std::shared_ptr<KvHost> host) {
   std::shared_ptr<KvMover> mover;
-  run_on_thread(std::packaged_task<void()>(
-      [this, &options, &mover] { mover = executor_->open_hand_over(options); }));
+  run_on_thread(std::packaged_task<void()>([this, &options, &host, &mover] {
+    mover = executor_->open_hand_over(options, std::move(host));
+  }));
   const std::lock_guard lock(metrics_mutex_);
   mover_ = mover;
   return mover->self();
@@ -38,6 +39,11 @@ KvPeer Engine::open_hand_over(const HandOverOptions& options) {
 std::shared_ptr<KvMover> Engine::mover() const {
   const std::lock_guard lock(metrics_mutex_);
   return mover_;
+}
+
+std::shared_ptr<KvHost> Engine::hand_over_host() const {
+  const std::shared_ptr<KvMover> found = mover();
+  return found ? found->host() : nullptr;
 }
 
 int32_t Engine::add_peer(const KvPeer& peer) {

@@ -14,16 +14,20 @@ constexpr int32_t kMaxFailedSteps = 3;  // in a row
 }  // namespace
 
 // A batch that could not be executed ends, however often: nobody knows which of its requests it was
-// about, and the others have nothing to do with it. A device that fails again and again does not
-// get better, nor do books that are wrong: then the engine takes no more.
+// about, and the others have nothing to do with it. Where there are other replicas its requests go
+// on there, unless they have come from one for the same reason. A device that fails again and again
+// does not get better, nor do books that are wrong: then the engine takes no more.
 bool Engine::go_on_after(const std::exception& error) {
   const bool is_batch = std::exchange(is_executing_, false);
+  const bool are_several = links_.listener != nullptr;
   executor_->abandon();
   is_stuck_ = false;
   if (is_batch && num_failed_steps_ + 1 < kMaxFailedSteps) {
     if (const auto* failure = dynamic_cast<const RankFailure*>(&error)) {
       ++num_failed_steps_;
+      const std::vector<RequestId> failed_before = scheduler_->failed_before();
       replay(failure->rank());
+      end_failed_before(error.what(), failed_before);
       return true;
     }
   }
@@ -31,16 +35,23 @@ bool Engine::go_on_after(const std::exception& error) {
   if (!is_batch || is_device) ++num_failed_steps_;
   const bool is_last = num_failed_steps_ >= kMaxFailedSteps;
   if (is_last) {
-    const std::lock_guard lock(intake_mutex_);
-    failure_ = error.what();
-    for (Request& request : intake_.requests) taken_.push_back(std::move(request));
-    intake_.requests.clear();
-    intake_.tasks.clear();
+    std::vector<MovingRequest> taken_over;
+    {
+      const std::lock_guard lock(intake_mutex_);
+      failure_ = error.what();
+      for (Request& request : intake_.requests) taken_.push_back(std::move(request));
+      intake_.requests.clear();
+      intake_.tasks.clear();
+      taken_over.swap(intake_.taken_over);
+    }
+    for (MovingRequest& moving : taken_over) enter(moving);
   }
-  if (is_last && links_.listener != nullptr)
+  if (is_last && are_several) {
     links_.listener->note_stop(config_.parallel.replica, error.what());
+    if (is_batch) leave(error.what());
+  }
   if (is_batch && !is_last) {
-    fail_batch(error.what());
+    fail_batch(error.what(), is_device && are_several);
   } else {
     fail_all(error.what());
   }
@@ -59,9 +70,81 @@ void Engine::replay(int rank) {
   take(lost);
 }
 
-void Engine::fail_batch(const std::string& reason) {
+// Requests that could not be executed here either may be why.
+void Engine::end_failed_before(const std::string& reason, std::span<const RequestId> ids) {
+  if (ids.empty()) return;
+  for (const RequestId id : ids) scheduler_->fail(id, reason);
+  StepRecord record{.replica = config_.parallel.replica};
+  give_out_failures(record, scheduler_->take_result());
+}
+
+void Engine::take_over(MovingRequest& moving) {
+  const std::lock_guard lock(intake_mutex_);
+  check_runs();
+  const Request& request = moving.request.mapped().context.request;
+  if (!request.params.logits_processors.empty())
+    processors_[request.id] = request.params.logits_processors;
+  intake_.taken_over.push_back(std::move(moving));
+  intake_ready_.notify_one();
+}
+
+std::vector<RequestId> Engine::pending_aborts() const {
+  const std::lock_guard lock(intake_mutex_);
+  return intake_.aborts;
+}
+
+void Engine::enter(MovingRequest& moving) {
+  const RequestId id = moving.request.key();
+  if (moving.record) trace_.enter(*moving.record, clock_.now_us());
+  recorder_.enter(id, moving.live);
+  scheduler_->enter(std::move(moving.request));
+}
+
+// To other replicas; who finds no place there ends here.
+void Engine::pass_on(std::vector<LeavingRequest> leaving, const std::string& reason) {
+  std::vector<MovingRequest> moving;
+  for (LeavingRequest& request : leaving) {
+    const RequestId id = request.key();
+    const auto& sequences = request.mapped().sequences;
+    for (const auto& sequence : sequences) {
+      executor_->forget(id, sequence->sample_index);
+      if (speculator_)
+        speculator_->forget(id, sequence->sample_index, sequence == sequences.back());
+    }
+    {
+      const std::lock_guard lock(intake_mutex_);
+      processors_.erase(id);
+    }
+    moving.push_back(
+        {.request = std::move(request), .record = trace_.take(id), .live = recorder_.take(id)});
+  }
+  links_.listener->move(config_.parallel.replica, moving);
+  for (MovingRequest& left : moving) {
+    const RequestId id = left.request.key();
+    enter(left);
+    scheduler_->fail(id, reason);
+  }
+}
+
+// With those that the scheduler has not seen.
+void Engine::leave(const std::string& reason) {
+  const int64_t now_us = clock_.now_us();
+  for (; !taken_.empty(); taken_.pop_front()) {
+    trace_.begin(taken_.front(), now_us);
+    recorder_.begin(taken_.front());
+    scheduler_->add(std::move(taken_.front()));
+  }
   take_aborts();
-  scheduler_->fail_step(reason);
+  pass_on(scheduler_->leave(reason), reason);
+}
+
+void Engine::fail_batch(const std::string& reason, bool may_leave) {
+  take_aborts();
+  if (may_leave) {
+    pass_on(scheduler_->leave_step(reason), reason);
+  } else {
+    scheduler_->fail_step(reason);
+  }
   give_out_failures(flights_[0].record, scheduler_->take_result());
 }
 

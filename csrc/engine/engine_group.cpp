@@ -97,6 +97,7 @@ EngineGroup::EngineGroup(const EngineConfig& config, const std::optional<Vocabul
     : config_(config),
       process_id_(getpid()),
       router_(router_config(config)),
+      num_taken_over_(executors.size()),
       num_batches_(executors.size()),
       block_events_((int64_t{config.cache.num_blocks} + config.cache.lower_tier.num_blocks) *
                     std::ssize(executors)) {
@@ -260,11 +261,24 @@ BlockSnapshot EngineGroup::block_snapshot() {
 }
 
 KvPeer EngineGroup::open_hand_over(const HandOverOptions& options) {
-  if (are_several())
-    throw NotSupported(
-        "hand-over between engines of which one has replicas: leave data_parallel_size at 1, and "
-        "start several servers");
-  return first().open_hand_over(options);
+  KvPeer self = first().open_hand_over(options);
+  for (size_t i = 1; i < engines_.size(); ++i)
+    engines_[i]->open_hand_over(options, first().hand_over_host());
+  return self;
+}
+
+int32_t EngineGroup::add_peer(const KvPeer& peer) {
+  const std::lock_guard lock(peers_mutex_);
+  const int32_t number = first().add_peer(peer);
+  for (size_t i = 1; i < engines_.size(); ++i)
+    check_internal(engines_[i]->add_peer(peer) == number, "a peer has one number");
+  return number;
+}
+
+std::string EngineGroup::take_hand_over_failure() {
+  for (const auto& engine : engines_)
+    if (std::string failure = engine->take_hand_over_failure(); !failure.empty()) return failure;
+  return {};
 }
 
 EngineMetrics EngineGroup::metrics() const {
@@ -350,6 +364,12 @@ std::optional<RequestRecord> EngineGroup::request_record(RequestId id) const {
   return std::nullopt;
 }
 
+int64_t EngineGroup::num_taken_over(int64_t idx) const {
+  replica(idx);
+  const std::lock_guard lock(mutex_);
+  return num_taken_over_[static_cast<size_t>(idx)];
+}
+
 std::vector<ReplicaLoad> EngineGroup::loads() const {
   return are_several() ? router_.loads() : std::vector<ReplicaLoad>();
 }
@@ -365,7 +385,7 @@ void EngineGroup::take_result(int32_t /*replica*/, const StepResult& result) {
     for (const TokenProgress& progress : result.progress) {
       const auto found = places_.find(progress.request_id);
       if (found == places_.end()) continue;
-      if (progress.previous_us == 0) router_.started(found->second.route_id);
+      if (!std::exchange(found->second.has_started, true)) router_.started(found->second.route_id);
       router_.grew(found->second.route_id, progress.num_tokens);
     }
     for (const TokenEvent& event : result.events) {
@@ -391,7 +411,48 @@ void EngineGroup::note_stop(int32_t replica, const std::string& reason) {
   router_.set_ready(replica, false);
   failure_ = reason;
   notice_ = concat("replica ", replica, " of ", config_.parallel.data, " has stopped: ", reason,
-                   "; what it ran has ended, and the others go on");
+                   "; the others go on with what it ran");
+}
+
+// An abort that has reached the engine that they leave goes after them: who calls abort() next
+// finds them where they are then.
+void EngineGroup::move(int32_t replica, std::vector<MovingRequest>& requests) {
+  const std::lock_guard lock(mutex_);
+  std::vector<MovingRequest> left;
+  for (MovingRequest& moving : requests)
+    if (!move(replica, moving)) left.push_back(std::move(moving));
+  requests = std::move(left);
+  for (const RequestId id : engines_[static_cast<size_t>(replica)]->pending_aborts()) {
+    const auto found = places_.find(id);
+    if (found != places_.end() && found->second.replica != replica)
+      engines_[static_cast<size_t>(found->second.replica)]->abort(id);
+  }
+}
+
+// False: none of the others takes it.
+bool EngineGroup::move(int32_t replica, MovingRequest& moving) {
+  const Request& request = moving.request.mapped().context.request;
+  const auto place = places_.find(request.id);
+  if (place == places_.end()) return false;
+  const std::vector<TokenHash> hashes = hash_prompt(request, config_.cache);
+  std::vector<int32_t> excluded{replica};
+  RouteRequest route = route_request(request, hashes);
+  route.excluded = excluded;
+  while (const std::optional<Route> found = router_.choose(route)) {
+    try {
+      engines_[static_cast<size_t>(found->replica)]->take_over(moving);
+    } catch (const Error&) {  // it has stopped, or is closed
+      router_.finish(found->id);
+      excluded.push_back(found->replica);
+      route.excluded = excluded;
+      continue;
+    }
+    router_.finish(place->second.route_id);
+    place->second = {.replica = found->replica, .route_id = found->id};
+    ++num_taken_over_[static_cast<size_t>(found->replica)];
+    return true;
+  }
+  return false;
 }
 
 }  // namespace llmserve

@@ -55,11 +55,11 @@ class EngineGroup final : private EngineListener {
   // Of several: what the replicas hold together, as if they were one cache.
   std::optional<std::vector<BlockEventBatch>> block_events(int64_t sequence);
   BlockSnapshot block_snapshot();
-  // Of one engine: several throw NotSupported.
+  // Of several: what any of them has computed can be fetched at the same place, and any may fetch.
   KvPeer open_hand_over(const HandOverOptions& options);
-  int32_t add_peer(const KvPeer& peer) { return first().add_peer(peer); }
+  int32_t add_peer(const KvPeer& peer);
   bool has_begun_hand_over(int64_t id) const { return first().has_begun_hand_over(id); }
-  std::string take_hand_over_failure() { return first().take_hand_over_failure(); }
+  std::string take_hand_over_failure();
   EngineMetrics metrics() const;
   EngineHistograms histograms() const;
   // Why the engine stopped: of several, the last that did. Empty while any runs.
@@ -76,6 +76,8 @@ class EngineGroup final : private EngineListener {
   std::vector<StepRecord> trace() const;
   std::vector<RequestRecord> request_records() const;
   std::optional<RequestRecord> request_record(RequestId id) const;
+  // Requests that it goes on with since another one could not execute them.
+  int64_t num_taken_over(int64_t replica) const;
   // Where the router stands with each replica; empty of one engine.
   std::vector<ReplicaLoad> loads() const;
 
@@ -101,7 +103,8 @@ class EngineGroup final : private EngineListener {
   // Where an unfinished request is.
   struct Place {
     int32_t replica = 0;
-    uint64_t route_id = 0;  // of the router's reservation
+    uint64_t route_id = 0;     // of the router's reservation
+    bool has_started = false;  // the router knows that its prompt is computed
   };
 
   Engine& first() const { return *engines_[0]; }
@@ -115,6 +118,8 @@ class EngineGroup final : private EngineListener {
   void take_result(int32_t replica, const StepResult& result) override;
   void take_blocks(int32_t replica, const std::vector<BlockEvent>& events) override;
   void note_stop(int32_t replica, const std::string& reason) override;
+  void move(int32_t replica, std::vector<MovingRequest>& requests) override;
+  bool move(int32_t replica, MovingRequest& moving);
 
   const EngineConfig config_;
   const int process_id_;
@@ -127,8 +132,11 @@ class EngineGroup final : private EngineListener {
   std::condition_variable room_made_;
   std::unordered_map<RequestId, Place> places_;  // of several engines
   RequestId next_id_ = 0;
+  std::vector<int64_t> num_taken_over_;  // [replicas]
   std::string notice_;
   std::string failure_;  // of the last engine that stopped
+
+  std::mutex peers_mutex_;  // so that a peer has one number in all of them
 
   std::mutex blocks_mutex_;             // before the router's
   std::vector<int64_t> num_batches_;    // [replicas] of block events

@@ -21,7 +21,8 @@ MemoryPart parse_memory_part(std::string_view name) {
   throw InvalidArgument(concat("tags must be of 'weights' and 'kv_cache', got '", name, "'"));
 }
 
-std::shared_ptr<KvMover> Executor::open_hand_over(const HandOverOptions&) {
+std::shared_ptr<KvMover> Executor::open_hand_over(const HandOverOptions& /*options*/,
+                                                  std::shared_ptr<KvHost> /*host*/) {
   throw NotSupported(concat(description(), " exchanges no KV blocks with other engines"));
 }
 

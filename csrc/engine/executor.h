@@ -51,6 +51,7 @@ class RankFailure final : public DeviceError {
   int rank_;
 };
 
+class KvHost;   // comm/kv_host.h
 class KvMover;  // engine/kv_mover.h
 struct HandOverOptions;
 class ExpertLoads;  // engine/expert_loads.h
@@ -82,9 +83,11 @@ class Executor {
   virtual void report_to(NewsSink sink) = 0;
 
   // Exchanges KV blocks with other engines from now on; at most once. The mover is the executor's
-  // as long as both live. Throws NotSupported where it cannot, and what KvMover throws.
+  // as long as both live. host: of another replica that does so, or null. Throws NotSupported where
+  // it cannot, and what KvMover throws.
   virtual bool can_hand_over() const { return false; }
-  virtual std::shared_ptr<KvMover> open_hand_over(const HandOverOptions& options);
+  virtual std::shared_ptr<KvMover> open_hand_over(const HandOverOptions& options,
+                                                  std::shared_ptr<KvHost> host);
 
   // Background work makes later steps quicker. A call does some milliseconds of it, between two
   // steps, and returns false where nothing is left to do.

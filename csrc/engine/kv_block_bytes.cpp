@@ -31,27 +31,41 @@ void for_each_run(const Tensor& part, const Visit& visit) {
 
 }  // namespace
 
-KvBlockBytes::KvBlockBytes(std::vector<const Worker*> workers)
-    : workers_(std::move(workers)),
-      groups_([this] {
-        const auto rows = row_groups(workers_[0]->config().cache.groups);
+KvBlockBytes::KvBlockBytes(const std::vector<const Worker*>& workers)
+    : groups_([&] {
+        const auto rows = row_groups(workers[0]->config().cache.groups);
         return std::vector<CacheGroupSpec>(rows.begin(), rows.end());
       }()),
-      dtype_(workers_[0]->config().kv_cache_dtype),
-      block_size_(workers_[0]->config().cache.block_size) {
+      dtype_(workers[0]->config().kv_cache_dtype),
+      block_size_(workers[0]->config().cache.block_size),
+      lanes_(groups_.size()) {
   shape_.block_size = static_cast<uint32_t>(block_size_);
   for (const CacheGroupSpec& group : groups_)
     shape_.block_bytes.push_back(
         static_cast<uint64_t>(group.num_layers * block_size_ * row_bytes(group, dtype_)));
+  for (size_t g = 0; g < groups_.size(); ++g)
+    lanes_[g].resize(static_cast<size_t>(groups_[g].num_layers));
+  const std::span<const KvPlace> places = workers[0]->kv_places();
+  for (size_t layer = 0; layer < places.size(); ++layer) {
+    if (places[layer].group < 0) continue;
+    std::vector<Lane> ranks;
+    for (const Worker* worker : workers) {
+      const KvPlace& own = worker->own_kv_places()[layer];
+      if (own.group >= 0) ranks.push_back({.worker = worker, .idx = static_cast<size_t>(own.lane)});
+    }
+    lanes_[static_cast<size_t>(places[layer].group)][static_cast<size_t>(places[layer].lane)] =
+        std::move(ranks);
+  }
 }
 
-std::vector<KvBlockBytes::Part> KvBlockBytes::parts(int32_t lane, bool are_values) const {
+std::vector<KvBlockBytes::Part> KvBlockBytes::parts(const std::vector<Lane>& ranks,
+                                                    bool are_values) {
   std::vector<Part> parts;
-  for (const Worker* worker : workers_) {
-    const PagedKvCache& cache = worker->kv_storage().lanes()[static_cast<size_t>(lane)];
+  for (const Lane& lane : ranks) {
+    const PagedKvCache& cache = lane.worker->kv_storage().lanes()[lane.idx];
     parts.push_back({.tensor = are_values ? cache.values : cache.keys,
                      .is_in_panels = !are_values && cache.key_layout == KeyLayout::kPanels,
-                     .first_head = worker->first_kv_head()});
+                     .first_head = lane.worker->first_kv_head()});
   }
   return parts;
 }
@@ -60,7 +74,7 @@ void KvBlockBytes::read(uint16_t group, int32_t block, int64_t num_tokens,
                         std::span<std::byte> out) const {
   const CacheGroupSpec& spec = groups_[group];
   std::byte* to = out.data();
-  const auto read_heads = [&](int32_t lane, bool are_values) {
+  const auto read_heads = [&](const std::vector<Lane>& lane, bool are_values) {
     const std::vector<Part> ranks = parts(lane, are_values);
     for (int64_t head = 0; head < spec.num_kv_heads; ++head) {
       const auto part = std::ranges::find_if(ranks, [&](const Part& one) {
@@ -89,7 +103,7 @@ void KvBlockBytes::read(uint16_t group, int32_t block, int64_t num_tokens,
       to += num_bytes;
     }
   };
-  for (int32_t lane = 0; lane < spec.num_layers; ++lane) {
+  for (const std::vector<Lane>& lane : lanes_[group]) {
     read_heads(lane, false);
     if (!spec.values_in_keys) read_heads(lane, true);
   }
@@ -98,7 +112,7 @@ void KvBlockBytes::read(uint16_t group, int32_t block, int64_t num_tokens,
 void KvBlockBytes::write(uint16_t group, int32_t block, Bytes in) {
   const CacheGroupSpec& spec = groups_[group];
   const std::byte* from = in.data();
-  const auto write_heads = [&](int32_t lane, bool are_values) {
+  const auto write_heads = [&](const std::vector<Lane>& lane, bool are_values) {
     const std::vector<Part> ranks = parts(lane, are_values);
     for (int64_t head = 0; head < spec.num_kv_heads; ++head) {
       const int64_t num_bytes = head_bytes(ranks[0].tensor);
@@ -119,7 +133,7 @@ void KvBlockBytes::write(uint16_t group, int32_t block, Bytes in) {
       from += num_bytes;
     }
   };
-  for (int32_t lane = 0; lane < spec.num_layers; ++lane) {
+  for (const std::vector<Lane>& lane : lanes_[group]) {
     write_heads(lane, false);
     if (!spec.values_in_keys) write_heads(lane, true);
   }

@@ -1,7 +1,8 @@
 // The blocks of all ranks' KV storage as bytes of the wire, whose layout is nobody's own: of each
 // layer of the group the keys of all heads [K, P, row], then the values, where they are not in the
 // keys. A row is as the cache's dtype has it; in f8 the P scales of a head follow its rows. So
-// engines exchange blocks whatever their numbers of ranks and the layouts of their keys are.
+// engines exchange blocks whatever their numbers of ranks and stages and the layouts of their keys
+// are.
 #pragma once
 
 #include <vector>
@@ -16,7 +17,7 @@ class KvBlockBytes final : public KvBlocks {
  public:
   // The workers, whose memory is the host's, outlive it. Their KV caches are there whenever a block
   // is read or written.
-  explicit KvBlockBytes(std::vector<const Worker*> workers);
+  explicit KvBlockBytes(const std::vector<const Worker*>& workers);
 
   const KvWireShape& shape() const override { return shape_; }
   void read(uint16_t group, int32_t block, int64_t num_tokens,
@@ -30,13 +31,19 @@ class KvBlockBytes final : public KvBlocks {
     bool is_in_panels = false;
     int64_t first_head = 0;
   };
-  std::vector<Part> parts(int32_t lane, bool are_values) const;
+  // One of a worker's lanes.
+  struct Lane {
+    const Worker* worker = nullptr;
+    size_t idx = 0;
+  };
+  static std::vector<Part> parts(const std::vector<Lane>& ranks, bool are_values);
 
-  const std::vector<const Worker*> workers_;
   const std::vector<CacheGroupSpec> groups_;
   const DType dtype_;
   const int64_t block_size_;
   KvWireShape shape_;
+  // [groups][layers of the group][ranks of its stage]
+  std::vector<std::vector<std::vector<Lane>>> lanes_;
 };
 
 }  // namespace llmserve

@@ -36,50 +36,57 @@ void HandOverOptions::validate() const {
   for (const std::string& address : addresses) SocketAddress::parse(address);
 }
 
-KvLink KvMover::link() const {
-  return {.key = options_.key,
-          .numerics_class = options_.numerics_class,
-          .shape = blocks_.shape(),
-          .timeout = milliseconds(options_.timeout_s)};
+KvLink KvMover::link(const HandOverOptions& options, const KvWireShape& shape) {
+  return {.key = options.key,
+          .numerics_class = options.numerics_class,
+          .shape = shape,
+          .timeout = milliseconds(options.timeout_s)};
 }
 
-KvMover::KvMover(const HandOverOptions& options, std::vector<const Worker*> workers, NewsSink sink)
+KvMover::KvMover(const HandOverOptions& options, std::vector<const Worker*> workers, NewsSink sink,
+                 std::shared_ptr<KvHost> host)
     : options_((options.validate(), options)),
       sink_(std::move(sink)),
       blocks_(workers),
-      leases_(blocks_,
-              {.lease = milliseconds(options.lease_s),
-               .max_blocks = static_cast<size_t>(
-                   std::max(1.0, options.max_share * workers[0]->config().cache.num_blocks))},
-              [this](int64_t transfer, bool) { sink_(TransferDone{transfer}); }),
-      host_(std::in_place, leases_, link()) {
-  self_ = {.addresses = {host_->address()}, .epoch = leases_.epoch()};
-  if (!options_.addresses.empty()) {
-    std::vector<SocketAddress> addresses;
-    for (const std::string& text : options_.addresses)
-      addresses.push_back(SocketAddress::parse(text));
-    server_.emplace(leases_, link(), addresses);
-    for (const SocketAddress& address : server_->addresses())
-      self_.addresses.push_back(address.text());
-  }
+      host_(host ? std::move(host)
+                 : std::make_shared<KvHost>(link(options, blocks_.shape()),
+                                            milliseconds(options.lease_s), options.addresses)),
+      leases_(host_->leases()),
+      owner_(leases_.add_owner(
+          {.blocks = &blocks_,
+           .sink = [this](int64_t transfer, bool) { sink_(TransferDone{transfer}); },
+           .max_blocks = static_cast<size_t>(
+               std::max(1.0, options.max_share * workers[0]->config().cache.num_blocks))})),
+      self_{.addresses = host_->addresses(), .epoch = leases_.epoch()} {
   for (size_t i = 0; i < kNumThreads; ++i) threads_.push_back(start_thread([this] { run(); }));
 }
 
 KvMover::~KvMover() { close(); }
 
 void KvMover::close() {
+  std::shared_ptr<KvHost> host;
   {
     const std::lock_guard lock(mutex_);
     if (is_stopped_) return;
     is_stopped_ = true;
+    last_counts_ = leases_.counts(owner_);
+    host.swap(host_);
   }
   changed_.notify_all();
-  leases_.stop();
-  leases_.end_all();
-  server_.reset();
-  host_.reset();
+  if (host.use_count() == 1) host->leases().stop();  // whoever waits need not
+  host->leases().end_all(owner_);
   end_all();
   for (std::thread& thread : threads_) thread.join();
+}
+
+std::shared_ptr<KvHost> KvMover::host() const {
+  const std::lock_guard lock(mutex_);
+  return host_;
+}
+
+bool KvMover::has_begun(int64_t id) const {
+  const std::lock_guard lock(mutex_);
+  return host_ && leases_.has(static_cast<uint64_t>(id));
 }
 
 int32_t KvMover::add_peer(const KvPeer& peer) {
@@ -107,7 +114,7 @@ KvPeer KvMover::peer_of(const Transfer& transfer) const {
 
 void KvMover::begin(const Transfer& transfer) {
   if (transfer.is_withdrawal) {
-    leases_.withdraw(static_cast<uint64_t>(transfer.hand_over.id));
+    leases_.withdraw(owner_, static_cast<uint64_t>(transfer.hand_over.id));
     return sink_(TransferDone{transfer.id});
   }
   if (transfer.to == MemoryTier::kPeer) return offer(transfer);
@@ -117,7 +124,8 @@ void KvMover::begin(const Transfer& transfer) {
 }
 
 void KvMover::offer(const Transfer& transfer) {
-  KvOffer offer{.id = static_cast<uint64_t>(transfer.hand_over.id),
+  KvOffer offer{.owner = owner_,
+                .id = static_cast<uint64_t>(transfer.hand_over.id),
                 .transfer = transfer.id,
                 .is_first = transfer.is_first,
                 .is_last = transfer.is_last,
@@ -131,7 +139,7 @@ void KvMover::offer(const Transfer& transfer) {
 }
 
 void KvMover::end_all() {
-  leases_.end_all();
+  if (const std::shared_ptr<KvHost> host = this->host()) host->leases().end_all(owner_);
   std::deque<Transfer> dropped;
   std::unique_lock lock(mutex_);
   dropped.swap(waiting_);
@@ -206,7 +214,8 @@ void KvMover::fetch(Fetch& fetch) {
 // By the first of the peer's addresses at which somebody listens.
 void KvMover::pull(Fetch& fetch, const KvPull& pull, const KvPeer& peer) {
   for (size_t i = 0;; ++i) {
-    const std::unique_ptr<KvTransport> transport = make_kv_transport(peer.addresses[i], link());
+    const std::unique_ptr<KvTransport> transport =
+        make_kv_transport(peer.addresses[i], link(options_, blocks_.shape()));
     {
       const std::lock_guard lock(mutex_);
       if (fetch.is_cancelled)
@@ -238,12 +247,12 @@ void KvMover::pull(Fetch& fetch, const KvPull& pull, const KvPeer& peer) {
 }
 
 void KvMover::fill_metrics(EngineMetrics& metrics) const {
-  const KvLeases::Counts counts = leases_.counts();
+  const std::lock_guard lock(mutex_);
+  const KvLeases::Counts counts = host_ ? leases_.counts(owner_) : last_counts_;
   metrics.num_leased_blocks = counts.num_blocks;
   metrics.num_hand_overs_sent = counts.num_fetched;
   metrics.num_hand_overs_lapsed = counts.num_lapsed;
   metrics.hand_over_sent_bytes = counts.num_sent_bytes;
-  const std::lock_guard lock(mutex_);
   metrics.num_hand_overs_received = num_received_;
   metrics.hand_over_received_bytes = num_received_bytes_;
   metrics.hand_over_receive_us = receive_us_;

@@ -16,9 +16,7 @@
 #include <vector>
 
 #include "api/engine_metrics.h"
-#include "comm/kv_leases.h"
-#include "comm/kv_server.h"
-#include "comm/kv_transport.h"
+#include "comm/kv_host.h"
 #include "engine/kv_block_bytes.h"
 #include "scheduler/news.h"
 
@@ -47,22 +45,25 @@ struct KvPeer {
 
 class KvMover {
  public:
-  // The workers outlive it. `sink` is told of the end of transfers. Throws InvalidArgument,
-  // ResourceExhausted.
-  KvMover(const HandOverOptions& options, std::vector<const Worker*> workers, NewsSink sink);
+  // The workers outlive it. `sink` is told of the end of transfers. host: of another replica, whose
+  // leases are kept with its own; null: it makes one. Throws InvalidArgument, ResourceExhausted.
+  KvMover(const HandOverOptions& options, std::vector<const Worker*> workers, NewsSink sink,
+          std::shared_ptr<KvHost> host);
   ~KvMover();
   KvMover(const KvMover&) = delete;
   KvMover& operator=(const KvMover&) = delete;
 
-  // What others need to fetch from this engine. Any thread.
+  // What others need to fetch from this engine, and those that keep their leases with it. Any
+  // thread.
   const KvPeer& self() const { return self_; }
+  std::shared_ptr<KvHost> host() const;  // null once closed
   // A number of the peer for HandOver, the same for the same one. Throws InvalidArgument,
   // ResourceExhausted. Any thread.
   int32_t add_peer(const KvPeer& peer);
   // Its own counters; the others are left alone. Any thread.
   void fill_metrics(EngineMetrics& metrics) const;
   // Whether blocks are kept under this id. Any thread.
-  bool has_begun(int64_t id) const { return leases_.has(static_cast<uint64_t>(id)); }
+  bool has_begun(int64_t id) const;
   // Why the last transfer failed, once; empty: nothing new. Any thread.
   std::string take_failure();
 
@@ -81,7 +82,7 @@ class KvMover {
     bool is_cancelled = false;
   };
 
-  KvLink link() const;
+  static KvLink link(const HandOverOptions& options, const KvWireShape& shape);
   void offer(const Transfer& transfer);
   void run();
   void fetch(Fetch& fetch);
@@ -91,13 +92,14 @@ class KvMover {
   const HandOverOptions options_;
   const NewsSink sink_;
   KvBlockBytes blocks_;
-  KvLeases leases_;
-  std::optional<LocalKvHost> host_;
-  std::optional<KvServer> server_;
+  std::shared_ptr<KvHost> host_;
+  KvLeases& leases_;
+  const KvOwnerId owner_;
   KvPeer self_;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
+  KvLeases::Counts last_counts_;  // once closed
   std::vector<KvPeer> peers_;
   std::deque<Transfer> waiting_;
   std::list<Fetch> running_;

@@ -65,6 +65,17 @@ void MetricsRecorder::begin(const Request& request) {
   live.num_prompt_tokens = static_cast<int64_t>(request.prompt_token_ids.size());
 }
 
+MetricsRecorder::LiveRequest MetricsRecorder::take(RequestId id) {
+  const std::lock_guard lock(mutex_);
+  const auto taken = live_.extract(id);
+  return taken.empty() ? LiveRequest() : taken.mapped();
+}
+
+void MetricsRecorder::enter(RequestId id, const LiveRequest& request) {
+  const std::lock_guard lock(mutex_);
+  live_[id] = request;
+}
+
 void MetricsRecorder::record(const StepRecord& step) {
   const std::lock_guard lock(mutex_);
   observe(Distribution::kIterationTokens, step.num_tokens);

@@ -50,17 +50,7 @@ struct EngineHistograms {
 
 class MetricsRecorder {
  public:
-  MetricsRecorder();
-
-  void begin(const Request& request);
-  // Of a step that ran something.
-  void record(const StepRecord& step);
-  void update(const StepResult& result, int64_t now_us);
-
-  EngineHistograms snapshot() const;
-
- private:
-  // What its sequences have told up to now, at their first tokens and their ends.
+  // What the sequences of a request have told up to now, at their first tokens and their ends.
   struct LiveRequest {
     int64_t arrival_us = 0;
     int32_t num_samples = 1;
@@ -72,6 +62,19 @@ class MetricsRecorder {
     int64_t last_token_us = 0;
   };
 
+  MetricsRecorder();
+
+  void begin(const Request& request);
+  // Of a request that goes on at another replica.
+  LiveRequest take(RequestId id);
+  void enter(RequestId id, const LiveRequest& request);
+  // Of a step that ran something.
+  void record(const StepRecord& step);
+  void update(const StepResult& result, int64_t now_us);
+
+  EngineHistograms snapshot() const;
+
+ private:
   void observe(Distribution distribution, double value, int64_t times = 1);
   void begin_tokens(const TokenProgress& progress);
   void end_sequence(LiveRequest& request, const TokenEvent& event);

@@ -335,19 +335,16 @@ void StepRunner::sample_on_device(const ConstTensor& logits, const StepBatch& ba
                  {.token_ids = batch.input.token_ids, .indices = late_tokens_});
 }
 
-std::shared_ptr<KvMover> StepRunner::open_hand_over(const HandOverOptions& options) {
+std::shared_ptr<KvMover> StepRunner::open_hand_over(const HandOverOptions& options,
+                                                    std::shared_ptr<KvHost> host) {
   if (leader_)
     throw NotSupported(
         "a hand-over gives blocks of all ranks, which are on several nodes; use nnodes=1");
-  if (config_.parallel.pipeline > 1)
-    throw NotSupported(
-        "a hand-over gives blocks of all layers, which are in several stages; use "
-        "pipeline_parallel_size=1");
-  if (!can_hand_over()) return Executor::open_hand_over(options);
+  if (!can_hand_over()) return Executor::open_hand_over(options, std::move(host));
   if (mover_) throw InvalidArgument("hand-over is open already; make a new engine to change it");
   std::vector<const Worker*> workers;
   for (const auto& worker : workers_) workers.push_back(worker.get());
-  mover_ = std::make_shared<KvMover>(options, std::move(workers), news_);
+  mover_ = std::make_shared<KvMover>(options, std::move(workers), news_, std::move(host));
   return mover_;
 }
 

@@ -61,7 +61,8 @@ class StepRunner final : public Executor {
   void cancel() noexcept override;
   void report_to(NewsSink sink) override;
   bool can_hand_over() const override { return first().backend().memory().is_host(); }
-  std::shared_ptr<KvMover> open_hand_over(const HandOverOptions& options) override;
+  std::shared_ptr<KvMover> open_hand_over(const HandOverOptions& options,
+                                          std::shared_ptr<KvHost> host) override;
   bool do_background_work() override;
   bool do_idle_work() override;
   void forget(RequestId request_id, int32_t sample_index) override;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 namespace llmserve {
 namespace {
@@ -48,6 +49,23 @@ void StepTrace::begin(const Request& request, int64_t now_us) {
       .queued_us = now_us,
       .num_prompt_tokens = static_cast<int64_t>(request.prompt_token_ids.size()),
       .replica = replica_};
+}
+
+std::optional<RequestRecord> StepTrace::take(RequestId id) {
+  const std::lock_guard lock(mutex_);
+  RequestRecord& record = place_of(id);
+  if (record.request_id != id) return std::nullopt;
+  return std::exchange(record, {});
+}
+
+void StepTrace::enter(RequestRecord record, int64_t now_us) {
+  const std::lock_guard lock(mutex_);
+  if (record.replica != replica_) {  // else no other one has taken it
+    record.former_replica = std::exchange(record.replica, replica_);
+    record.taken_over_us = now_us;
+  }
+  RequestRecord& place = place_of(record.request_id);
+  if (place.request_id < record.request_id) place = record;
 }
 
 void StepTrace::update(const StepResult& result, int64_t now_us) {

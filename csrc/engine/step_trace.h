@@ -62,8 +62,11 @@ struct RequestRecord {
   int64_t num_prompt_tokens = 0;
   FinishReason finish_reason = FinishReason::kNone;  // of the sample that ended last
   int32_t replica = 0;                               // the engine's, of several
-  int64_t num_draft_tokens = 0;                      // of all samples: guesses that were run
-  int64_t num_accepted_tokens = 0;                   // of them, those that were right
+  // Another one could not execute it, and it goes on here since then. -1: none.
+  int32_t former_replica = -1;
+  int64_t taken_over_us = 0;
+  int64_t num_draft_tokens = 0;     // of all samples: guesses that were run
+  int64_t num_accepted_tokens = 0;  // of them, those that were right
 };
 
 // Rings; the oldest records go first. Written by the engine thread, read by any.
@@ -76,6 +79,10 @@ class StepTrace {
   void record(StepRecord& step);
   void begin(const Request& request, int64_t now_us);
   void update(const StepResult& result, int64_t now_us);
+  // The record of a request that goes on at another replica, to be entered there; none: a later
+  // one has its place.
+  std::optional<RequestRecord> take(RequestId id);
+  void enter(RequestRecord record, int64_t now_us);
 
   // What is still there, oldest first.
   std::vector<StepRecord> steps() const;

@@ -86,6 +86,10 @@ class Worker {
   // Precondition: its KV cache is not given back.
   const KvStorage& kv_storage() const { return *kv_storage_; }
   int64_t first_kv_head() const { return first_kv_head_; }  // of those that it keeps
+  // [layers of the model] where one rank of one stage would keep the layer's rows; and where this
+  // one does, of another stage's layer nowhere.
+  std::span<const KvPlace> kv_places() const { return kv_places_; }
+  std::span<const KvPlace> own_kv_places() const { return cache_.places; }
 
   Backend& backend() const { return *backend_; }
   // Precondition: its weights are not given back.

@@ -60,6 +60,41 @@ void RequestBook::add(Request request) {
   waiting_.insert(sequence);
 }
 
+LeavingRequest RequestBook::leave(RequestId id) {
+  for (const auto& sequence : requests_.at(id).sequences) {
+    if (sequence->state == SequenceState::kLoading) {
+      finish_load(*sequence, false);
+    } else if (row(sequence->state).has_seat) {
+      preempt(*sequence);
+    }
+    waiting_.erase(*sequence);
+  }
+  return requests_.extract(id);
+}
+
+void RequestBook::enter(LeavingRequest request) {
+  RequestContext& context = request.mapped().context;
+  check_internal(!requests_.contains(request.key()), "a request is in one book");
+  context.request.has_drafter = false;  // the drafter here has not seen its tokens
+  context.service_key = policy_.service_key(context.request);
+  context.order = next_order_++;
+  for (const auto& sequence : request.mapped().sequences) {
+    sequence->has_drafter = false;
+    sequence->num_awaited_masks = 0;
+    waiting_.insert(*sequence);
+  }
+  requests_.insert(std::move(request));
+}
+
+std::vector<RequestId> RequestBook::ids() const {
+  std::vector<std::pair<int64_t, RequestId>> found;
+  for (const auto& [id, entry] : requests_) found.emplace_back(entry.context.order, id);
+  std::ranges::sort(found);
+  std::vector<RequestId> ids;
+  for (const auto& [order, id] : found) ids.push_back(id);
+  return ids;
+}
+
 std::unique_ptr<Sequence> RequestBook::make_sequence(RequestContext& context,
                                                      int32_t sample_index) const {
   auto sequence = std::make_unique<Sequence>();

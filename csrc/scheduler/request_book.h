@@ -27,7 +27,14 @@ namespace llmserve {
 struct RequestEntry {
   RequestContext context;
   std::vector<std::unique_ptr<Sequence>> sequences;  // unfinished, or in a step in flight
+  // It has left another scheduler, where a step that ran it could not be executed.
+  bool has_failed = false;
 };
+
+using RequestEntries = std::unordered_map<RequestId, RequestEntry>;
+// A request on its way from one book to another: what its parts refer to of each other stays where
+// it is in memory.
+using LeavingRequest = RequestEntries::node_type;
 
 // The error of a sequence whose logits at this position are NaN or infinite.
 std::string not_finite_error(int64_t position);
@@ -47,6 +54,13 @@ class RequestBook {
   // Queues a request that RequestAdmission has admitted. Throws InvalidArgument if its id is in use
   // and ResourceExhausted if the queue is full. Nothing changed then.
   void add(Request request);
+  // Takes a request out, with all that its sequences have come to; their blocks go back.
+  // Precondition: it is there, and none of them is in a step in flight.
+  LeavingRequest leave(RequestId id);
+  // Queues a request that has left another book of the same configuration, behind those that are
+  // here. It goes on as one that was preempted: its tokens are computed again.
+  void enter(LeavingRequest request);
+  std::vector<RequestId> ids() const;  // in the order of arrival
   bool is_empty() const { return requests_.empty(); }
   RequestEntry* find(RequestId id);
   // Null where the sequence has ended.
@@ -128,7 +142,7 @@ class RequestBook {
   KvCacheManager& kv_cache_;
   Outbox& outbox_;
 
-  std::unordered_map<RequestId, RequestEntry> requests_;
+  RequestEntries requests_;
   WaitingQueue waiting_;
   RunningSet running_;
   std::vector<Sequence*> forks_;

@@ -202,6 +202,47 @@ bool Scheduler::is_in_flight(const RequestEntry& entry) const {
 }
 
 void Scheduler::fail_step(const std::string& reason) {
+  for (const RequestId id : end_step()) fail(id, reason);
+}
+
+void Scheduler::fail(RequestId id, const std::string& reason) {
+  if (RequestEntry* entry = book_.find(id)) book_.finish(*entry, FinishReason::kError, reason);
+  book_.drop_ended();
+}
+
+std::vector<LeavingRequest> Scheduler::leave_step(const std::string& reason) {
+  std::vector<LeavingRequest> left;
+  for (const RequestId id : end_step()) {
+    RequestEntry* entry = book_.find(id);
+    if (entry == nullptr) continue;  // of two steps
+    if (std::exchange(entry->has_failed, true)) {
+      fail(id, reason);
+    } else {
+      left.push_back(book_.leave(id));
+    }
+  }
+  return left;
+}
+
+std::vector<LeavingRequest> Scheduler::leave(const std::string& reason) {
+  std::vector<LeavingRequest> left = leave_step(reason);
+  for (const RequestId id : book_.ids()) left.push_back(book_.leave(id));
+  return left;
+}
+
+std::vector<RequestId> Scheduler::failed_before() {
+  std::vector<RequestId> ids;
+  for (int32_t i = 0; i < flights_.size(); ++i) {
+    for (const ScheduledSequence& sequence : flights_[i].plan.sequences) {
+      const RequestEntry* entry = book_.find(sequence.request_id);
+      if (entry != nullptr && entry->has_failed) ids.push_back(sequence.request_id);
+    }
+  }
+  return ids;
+}
+
+// The requests of the steps in flight, none of which is in flight then.
+std::vector<RequestId> Scheduler::end_step() {
   check_internal(!flights_.is_empty(), "a step that fails has a plan");
   std::vector<RequestId> failed;
   int64_t num_sequences = 0;
@@ -214,10 +255,7 @@ void Scheduler::fail_step(const std::string& reason) {
   end_flights();
   book_.drop_ended();
   take_aborts();
-  for (const RequestId id : failed) {
-    if (RequestEntry* entry = book_.find(id)) book_.finish(*entry, FinishReason::kError, reason);
-  }
-  book_.drop_ended();
+  return failed;
 }
 
 // As if nothing more had been asked for; what has ended goes.

@@ -89,6 +89,19 @@ class Scheduler {
   // of the blocks is in the prefix cache. All other requests go on, in smaller batches for a while:
   // the step may have failed for its size. No step is in flight then.
   void fail_step(const std::string& reason);
+  // Likewise, where other schedulers may be able to execute what this one could not: gives out the
+  // requests of the steps in flight, for enter() of another one. Those that have left one for this
+  // reason before end with kError.
+  std::vector<LeavingRequest> leave_step(const std::string& reason);
+  // Likewise of all requests.
+  std::vector<LeavingRequest> leave(const std::string& reason);
+  // Queues a request that has left a scheduler of the same configuration.
+  void enter(LeavingRequest request) { book_.enter(std::move(request)); }
+  // Requests of the steps in flight that have left another scheduler since a step with them could
+  // not be executed there.
+  std::vector<RequestId> failed_before();
+  // Ends a request with kError and this reason. Precondition: no step in flight runs it.
+  void fail(RequestId id, const std::string& reason);
   // Ends every request with kError and this reason, and empties the prefix cache: neither the books
   // nor the device can be trusted.
   void fail(const std::string& reason);
@@ -154,6 +167,7 @@ class Scheduler {
   void count_prefill(const StepPlan& plan);
   bool is_in_flight(const RequestEntry& entry) const;
   void take_aborts();
+  std::vector<RequestId> end_step();
   void end_flights();
 
   const SchedulerConfig config_;

@@ -25,6 +25,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "engine/engine_group.h"
+#include "engine/replicas.h"
 #include "engine/step_runner.h"
 #include "testing/faulty_ranks.h"
 #include "testing/recorded_drafter.h"
@@ -91,6 +92,7 @@ struct FaultOptions {
   int64_t fail_at_step = -1;  // wait() throws at this call, when the step's work is done; from 1
   int64_t num_failures = 1;   // and at so many calls from it on, itself included
   std::string fault = "device";
+  int32_t num_replicas = 1;  // the first, of an engine of several
 };
 
 [[noreturn]] void throw_fault(std::string_view fault) {
@@ -273,7 +275,8 @@ void register_testing_engine(py::module_& testing) {
       .def(py::init(&from_kwargs<FaultOptions>))
       .def_readwrite("fail_at_step", &FaultOptions::fail_at_step)
       .def_readwrite("num_failures", &FaultOptions::num_failures)
-      .def_readwrite("fault", &FaultOptions::fault);
+      .def_readwrite("fault", &FaultOptions::fault)
+      .def_readwrite("num_replicas", &FaultOptions::num_replicas);
   py::class_<RankFaultOptions>(testing, "RankFaultOptions")
       .def(py::init(&from_kwargs<RankFaultOptions>))
       .def_readwrite("rank", &RankFaultOptions::rank)
@@ -291,23 +294,30 @@ void register_testing_engine(py::module_& testing) {
         for (int32_t i = 0; i < config.parallel.data; ++i)
           executors.push_back(std::make_unique<FaultyExecutor>(
               std::make_unique<OracleExecutor>(options, config.cache, gate),
-              i == 0 ? faults : FaultOptions(), drafter));
+              i < faults.num_replicas ? faults : FaultOptions(), drafter));
         return std::make_unique<EngineGroup>(config, vocabulary, std::move(executors));
       },
       "config"_a, "options"_a, "vocabulary"_a = py::none(), "faults"_a = FaultOptions(),
-      "gate"_a = py::none(), "drafter"_a = py::none(), "Of replicas the first has the faults.");
+      "gate"_a = py::none(), "drafter"_a = py::none(), "Of replicas the first have the faults.");
   testing.def(
       "faulty_engine",
       [](const EngineConfig& config, const FaultOptions& faults,
          std::optional<Vocabulary> vocabulary, std::optional<RecordedDrafterOptions> drafter,
          const RankFaultOptions& rank_faults) {
-        return std::make_unique<EngineGroup>(
-            config, vocabulary,
-            std::make_unique<FaultyExecutor>(make_runner(config, rank_faults), faults,
-                                             std::move(drafter)));
+        std::vector<std::unique_ptr<Executor>> executors;
+        if (config.parallel.data > 1) {
+          config.validate();
+          executors = make_executors(config, open_checkpoint(config.model_path));
+        } else {
+          executors.push_back(make_runner(config, rank_faults));
+        }
+        executors[0] =
+            std::make_unique<FaultyExecutor>(std::move(executors[0]), faults, std::move(drafter));
+        return std::make_unique<EngineGroup>(config, vocabulary, std::move(executors));
       },
       "config"_a, "faults"_a = FaultOptions(), "vocabulary"_a = py::none(),
-      "drafter"_a = py::none(), "rank_faults"_a = RankFaultOptions(), "A model's engine.");
+      "drafter"_a = py::none(), "rank_faults"_a = RankFaultOptions(),
+      "A model's engine; of replicas the first has the faults, but for those of ranks.");
   py::class_<StepRunner>(testing, "StepRunner")
       .def(py::init([](const EngineConfig& config) { return make_runner(config); }), "config"_a)
       .def_property_readonly("description", &StepRunner::description)

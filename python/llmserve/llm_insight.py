@@ -15,13 +15,15 @@ if TYPE_CHECKING:
 class ReplicaState:
     """One of the engines of an LLM, and where its router stands with it. num_routed and
     num_hit_tokens: requests that it was given since the start, and tokens of their prompts that it
-    was thought to have in its prefix cache. failure: why it has stopped, None while it runs."""
+    was thought to have in its prefix cache. num_taken_over: requests that it goes on with, since
+    another one could not execute them. failure: why it has stopped, None while it runs."""
 
     replica: int
     metrics: _core.EngineMetrics
     failure: str | None
     num_routed: int
     num_hit_tokens: int
+    num_taken_over: int
 
 
 class EngineInsight:
@@ -59,6 +61,7 @@ class EngineInsight:
                 engine.replica_failure(idx) or None,
                 load.num_routed,
                 load.num_hit_tokens,
+                engine.replica_taken_over(idx),
             )
             for idx, load in enumerate(engine.loads())
         ]

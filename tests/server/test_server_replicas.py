@@ -51,7 +51,7 @@ def test_streams_of_replicas_are_those_of_one_engine(
         assert float(line.split()[-1]) > 0
     page = Path(__file__).parents[2] / "docs" / "observability.md"
     names = re.findall(r"`(replica_\w+)`", page.read_text("utf-8"))
-    assert len(names) == 7
+    assert len(names) == 8
     assert all(f"llmserve:{name}{{" in text for name in names)
 
 

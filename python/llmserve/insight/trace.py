@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, overload
@@ -87,8 +88,7 @@ class Trace(Sequence[_core.StepRecord]):
     def timeline(self, request_id: str | int) -> list[Span]:
         """The request's life from its arrival on, without a gap: each wait with its reason, each
         prefill chunk, and what was decoded."""
-        record = self._record(request_id)
-        return self._timelines[record.replica].of(record)
+        return self._spans(self._record(request_id))
 
     def replica(self, request_id: str | int) -> int:
         """Which of several engines ran it; 0 of one."""
@@ -97,7 +97,7 @@ class Trace(Sequence[_core.StepRecord]):
     def explain(self, request_id: str | int) -> str:
         """The request's life in words: every moment of waiting has a reason."""
         record = self._record(request_id)
-        spans = self._timelines[record.replica].of(record)
+        spans = self._spans(record)
         return "\n".join(describe_life(self._name(record), self._describe(record), spans))
 
     def to_perfetto(self, path: str | os.PathLike[str]) -> None:
@@ -109,7 +109,7 @@ class Trace(Sequence[_core.StepRecord]):
                 record,
                 self._name(record),
                 self._describe(record),
-                self._timelines[record.replica].of(record),
+                self._spans(record),
             )
             for record in self.requests
         ]
@@ -183,6 +183,25 @@ class Trace(Sequence[_core.StepRecord]):
             for replica in replicas
         }
 
+    def _spans(self, record: _core.RequestRecord) -> list[Span]:
+        """Of a request that another replica took over, what it did at the first until then."""
+        spans = self._timelines[record.replica].of(record)
+        former = self._timelines.get(record.former_replica)
+        if former is None:
+            return spans
+        at_us = record.taken_over_us
+        before = [
+            replace(span, end_us=min(span.end_us, at_us))
+            for span in former.of(record)
+            if span.start_us < at_us
+        ]
+        after = [
+            replace(span, start_us=max(span.start_us, at_us))
+            for span in spans
+            if span.end_us > at_us
+        ]
+        return before + after
+
     @cached_property
     def _replicas(self) -> set[int]:
         return {step.replica for step in self._steps}
@@ -198,6 +217,8 @@ class Trace(Sequence[_core.StepRecord]):
 
     def _describe(self, record: _core.RequestRecord) -> str:
         where = f"replica {record.replica}, " if len(self._timelines) > 1 else ""
+        if record.former_replica >= 0:
+            where += f"which took it over from replica {record.former_replica}, "
         return where + describe_request(record)
 
     def _name(self, record: _core.RequestRecord) -> str:

@@ -236,6 +236,11 @@ def _of_replicas(name: str, replicas: Sequence[ReplicaState]) -> Iterator[Metric
             lambda state: state.num_hit_tokens,
         ),
         (
+            "taken_over",
+            "requests that it went on with, since another one could not execute them",
+            lambda state: state.num_taken_over,
+        ),
+        (
             "generation_tokens",
             "tokens that it generated",
             lambda state: state.metrics.num_generation_tokens,

@@ -26,8 +26,8 @@ from hand_over import (
     wait_until,
     words,
 )
-from llmserve import LLM, SamplingParams
-from llmserve.errors import InvalidArgument, NotSupported
+from llmserve import LLM
+from llmserve.errors import InvalidArgument
 
 
 @pytest.fixture
@@ -82,19 +82,6 @@ def test_whatever_the_cache_holds(made: ExitStack, family: str, options: dict[st
     assert receiver.get_metrics().num_hand_overs_received == 4
     assert failures(receiver) == {}
     check_idle(sender, receiver)
-
-
-@pytest.mark.parametrize(("ranks", "others"), [(1, 3), (2, 1), (3, 2), (2, 3)])
-def test_engines_of_other_numbers_of_ranks_are_of_one_class(
-    made: ExitStack, ranks: int, others: int
-) -> None:
-    one = made.enter_context(make_llm())
-    sender = made.enter_context(make_llm(tensor_parallel_size=ranks))
-    receiver = made.enter_context(make_llm(tensor_parallel_size=others))
-    open_both(sender, receiver)
-    expected = words(run(one, PROMPT, SAMPLED))
-    assert words(hand_over(sender, receiver, PROMPT, SAMPLED)) == expected
-    assert receiver.get_metrics().num_prefill_tokens == 1
 
 
 def test_several_at_once_with_little_room(made: ExitStack) -> None:
@@ -367,14 +354,6 @@ def test_what_cannot_be_opened_is_told(
     llm.open_hand_over(KEY)  # and nothing is open yet
     with pytest.raises(InvalidArgument, match="open already"):
         llm.open_hand_over(KEY)
-
-
-@pytest.mark.parametrize("option", ["pipeline_parallel_size", "data_parallel_size"])
-def test_engines_of_stages_or_replicas_hand_nothing_over(made: ExitStack, option: str) -> None:
-    llm = made.enter_context(make_llm(**{option: 2}))
-    with pytest.raises(NotSupported, match=option):
-        llm.open_hand_over(KEY)
-    assert llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2), use_tqdm=False)
 
 
 def test_what_is_more_than_one_sequence_is_refused(made: ExitStack) -> None:
