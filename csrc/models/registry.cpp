@@ -28,24 +28,28 @@ constexpr std::string_view kSparseIndexer =
     "its attention reads the tokens that an indexer chooses (DeepSeek sparse attention)";
 constexpr std::string_view kChunks =
     "most of its layers attend within chunks of the sequence, not within a window";
+constexpr std::string_view kCompressedKeys =
+    "its attention is over compressed keys that an indexer chooses, between hyper-connections";
+constexpr std::string_view kBlockIndexer = "its attention reads the blocks that an indexer chooses";
+constexpr std::string_view kDeltaAttention =
+    "its attention is linear in most layers (Kimi Delta Attention)";
 constexpr RefusedRow kRefused[] = {
     {"DeepseekV32ForCausalLM", kSparseIndexer},
     {"deepseek_v32", kSparseIndexer},
-    {"DeepseekV4ForCausalLM",
-     "its attention is over compressed keys that an indexer chooses, between hyper-connections"},
-    {"deepseek_v4",
-     "its attention is over compressed keys that an indexer chooses, between hyper-connections"},
+    {"DeepseekV4ForCausalLM", kCompressedKeys},
+    {"deepseek_v4", kCompressedKeys},
     {"GlmMoeDsaForCausalLM", kSparseIndexer},
     {"glm_moe_dsa", kSparseIndexer},
-    {"MiniMaxM3ForCausalLM", "its attention reads the blocks that an indexer chooses"},
-    {"MiniMaxM3VLForCausalLM", "its attention reads the blocks that an indexer chooses"},
-    {"MiniMaxM3VLForConditionalGeneration",
-     "its attention reads the blocks that an indexer chooses"},
-    {"minimax_m3_vl", "its attention reads the blocks that an indexer chooses"},
-    {"KimiK3ForCausalLM", "its attention is linear in most layers (Kimi Delta Attention)"},
-    {"KimiK3ForConditionalGeneration",
-     "its attention is linear in most layers (Kimi Delta Attention)"},
-    {"kimi_k3", "its attention is linear in most layers (Kimi Delta Attention)"},
+    {"MiniMaxM3ForCausalLM", kBlockIndexer},
+    {"MiniMaxM3VLForCausalLM", kBlockIndexer},
+    {"MiniMaxM3VLForConditionalGeneration", kBlockIndexer},
+    {"MiniMaxM3SparseForConditionalGeneration", kBlockIndexer},
+    {"minimax_m3_vl", kBlockIndexer},
+    {"KimiK3ForCausalLM", kDeltaAttention},
+    {"KimiK3ForConditionalGeneration", kDeltaAttention},
+    {"kimi_k3", kDeltaAttention},
+    {"KimiLinearForCausalLM", kDeltaAttention},
+    {"kimi_linear", kDeltaAttention},
     {"Llama4ForCausalLM", kChunks},
     {"Llama4ForConditionalGeneration", kChunks},
     {"llama4", kChunks},

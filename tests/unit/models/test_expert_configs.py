@@ -202,7 +202,9 @@ def test_what_is_wrong_with_a_config_is_named(
         ("DeepseekV4ForCausalLM", "hyper-connections"),
         ("GlmMoeDsaForCausalLM", "indexer"),
         ("MiniMaxM3ForCausalLM", "indexer"),
+        ("MiniMaxM3SparseForConditionalGeneration", "indexer"),
         ("KimiK3ForCausalLM", "linear"),
+        ("KimiLinearForCausalLM", "linear"),
         ("Llama4ForConditionalGeneration", "chunks"),
     ],
 )
