@@ -498,6 +498,18 @@ void register_engine(py::module_& module) {
                                          " has no experts; leave it out"));
            })
       .def_property_readonly("expert_loads", &EngineGroup::expert_rows)
+      .def(
+          "balance_experts",
+          [](EngineGroup& engine, int64_t window_size, int64_t step_interval,
+             int64_t num_redundant_experts, double capacity_factor) {
+            engine.balance_experts({.window_size = window_size,
+                                    .step_interval = step_interval,
+                                    .num_redundant_experts = num_redundant_experts,
+                                    .capacity_factor = capacity_factor});
+          },
+          "window_size"_a, "step_interval"_a, "num_redundant_experts"_a, "capacity_factor"_a,
+          Release())
+      .def_property_readonly("expert_rank_rows", &EngineGroup::expert_rank_rows)
       .def_property_readonly("num_replicas", &EngineGroup::num_replicas)
       .def(
           "replica_metrics",

@@ -223,6 +223,14 @@ bool Engine::is_sleeping() const {
   return std::ranges::count(is_released_, true) > 0;
 }
 
+void Engine::balance_experts(const ExpertBalanceOptions& options) {
+  run_on_thread(std::packaged_task<void()>([this, &options] {
+    std::shared_ptr<const ExpertBalancer> balancer = executor_->balance_experts(options);
+    const std::lock_guard lock(metrics_mutex_);
+    expert_balancer_ = std::move(balancer);
+  }));
+}
+
 // Returns when it is done, with its error if it has one.
 void Engine::run_on_thread(std::packaged_task<void()> task) {
   std::future<void> done = task.get_future();

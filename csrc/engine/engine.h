@@ -167,6 +167,12 @@ class Engine {
   MemoryUse memory_use() const;
   // What counts the rows that experts are given, once it is started; null: as Executor has it.
   const std::shared_ptr<ExpertLoads>& expert_loads() const { return expert_loads_; }
+  // After the running step: as Executor has it. Throws what that throws.
+  void balance_experts(const ExpertBalanceOptions& options);
+  std::shared_ptr<const ExpertBalancer> expert_balancer() const {  // null: there is none
+    const std::lock_guard lock(metrics_mutex_);
+    return expert_balancer_;
+  }
   const EngineConfig& config() const { return config_; }
   int64_t vocab_size() const { return vocab_size_; }
   // What went wrong meanwhile and did no harm, once; empty: nothing new.
@@ -281,6 +287,7 @@ class Engine {
   int64_t draft_us_ = 0;  // the engine thread's
   std::string notice_;
 
+  std::shared_ptr<const ExpertBalancer> expert_balancer_;  // under metrics_mutex_, or null
   std::shared_ptr<KvMover> mover_;  // under metrics_mutex_; null: nobody is handed over
 
   const EngineLinks links_;

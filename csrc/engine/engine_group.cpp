@@ -12,6 +12,7 @@
 #include "core/error.h"
 #include "engine/expert_loads.h"
 #include "engine/kv_mover.h"
+#include "layers/expert_balancer.h"
 
 namespace llmserve {
 namespace {
@@ -87,6 +88,11 @@ std::vector<std::unique_ptr<Executor>> list_of(std::unique_ptr<Executor> executo
   std::vector<std::unique_ptr<Executor>> list;
   list.push_back(std::move(executor));
   return list;
+}
+
+void add_rows(const std::vector<int64_t>& rows, std::vector<int64_t>& sums) {
+  sums.resize(rows.size());
+  for (size_t i = 0; i < rows.size(); ++i) sums[i] += rows[i];
 }
 
 }  // namespace
@@ -321,11 +327,23 @@ std::map<int64_t, std::vector<int64_t>> EngineGroup::expert_rows() const {
   std::map<int64_t, std::vector<int64_t>> rows;
   for (const auto& engine : engines_) {
     if (!engine->expert_loads()) continue;
-    for (const ExpertLoads::Layer& layer : engine->expert_loads()->layers()) {
-      std::vector<int64_t>& sums = rows[layer.layer_idx];
-      sums.resize(layer.rows.size());
-      for (size_t i = 0; i < layer.rows.size(); ++i) sums[i] += layer.rows[i];
-    }
+    for (const ExpertLoads::Layer& layer : engine->expert_loads()->layers())
+      add_rows(layer.rows, rows[layer.layer_idx]);
+  }
+  return rows;
+}
+
+void EngineGroup::balance_experts(const ExpertBalanceOptions& options) {
+  for (const auto& engine : engines_) engine->balance_experts(options);
+}
+
+std::map<int64_t, std::vector<int64_t>> EngineGroup::expert_rank_rows() const {
+  std::map<int64_t, std::vector<int64_t>> rows;
+  for (const auto& engine : engines_) {
+    const std::shared_ptr<const ExpertBalancer> balancer = engine->expert_balancer();
+    if (!balancer) continue;
+    for (const ExpertBalancer::RankRows& layer : balancer->rank_rows())
+      add_rows(layer.rows, rows[layer.layer_idx]);
   }
   return rows;
 }

@@ -19,6 +19,7 @@
 #include "api/engine_config.h"
 #include "api/engine_metrics.h"
 #include "engine/engine.h"
+#include "layers/expert_placement.h"
 #include "routing/router.h"
 
 namespace llmserve {
@@ -70,6 +71,9 @@ class EngineGroup final : private EngineListener {
   // Rows that experts were given, by layer. start_expert_loads(): false if nothing can count them.
   bool start_expert_loads();
   std::map<int64_t, std::vector<int64_t>> expert_rows() const;
+  void balance_experts(const ExpertBalanceOptions& options);
+  // Rows of experts that each rank has run, by layer; empty without balance_experts().
+  std::map<int64_t, std::vector<int64_t>> expert_rank_rows() const;
   const EngineConfig& config() const { return config_; }
   int64_t vocab_size() const { return first().vocab_size(); }
   std::string take_notice();

@@ -26,6 +26,10 @@ std::shared_ptr<KvMover> Executor::open_hand_over(const HandOverOptions& /*optio
   throw NotSupported(concat(description(), " exchanges no KV blocks with other engines"));
 }
 
+std::shared_ptr<const ExpertBalancer> Executor::balance_experts(const ExpertBalanceOptions&) {
+  throw NotSupported(concat("enable_eplb: ", description(), " has no experts; leave it out"));
+}
+
 std::unique_ptr<Drafter> Executor::make_drafter() { return nullptr; }
 
 }  // namespace llmserve

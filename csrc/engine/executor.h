@@ -54,10 +54,12 @@ class RankFailure final : public DeviceError {
 class KvHost;   // comm/kv_host.h
 class KvMover;  // engine/kv_mover.h
 struct HandOverOptions;
-class ExpertLoads;  // engine/expert_loads.h
-class DraftModel;   // speculation/draft_model.h
-class Drafter;      // speculation/drafter.h
-class HeadModel;    // speculation/head_model.h
+class ExpertLoads;     // engine/expert_loads.h
+class ExpertBalancer;  // layers/expert_balancer.h
+struct ExpertBalanceOptions;
+class DraftModel;  // speculation/draft_model.h
+class Drafter;     // speculation/drafter.h
+class HeadModel;   // speculation/head_model.h
 
 class Executor {
  public:
@@ -119,6 +121,9 @@ class Executor {
   virtual void fill_metrics(EngineMetrics& /*metrics*/) const {}
   // What counts the rows that experts are given; null: there are none.
   virtual std::shared_ptr<ExpertLoads> expert_loads() const { return nullptr; }
+  // Between two steps: keeps experts that stand whole on ranks balanced from now on. Throws
+  // InvalidArgument, and NotSupported where there are none.
+  virtual std::shared_ptr<const ExpertBalancer> balance_experts(const ExpertBalanceOptions&);
   // What was not as it should be when it was made, and did no harm; empty: nothing.
   virtual std::string warning() const { return {}; }
 

@@ -14,6 +14,7 @@
 #include "engine/step_wire.h"
 #include "engine/worker_plan.h"
 #include "kernels/device_steps.h"
+#include "models/expert_layers.h"
 #include "speculation/registry.h"
 
 namespace llmserve {
@@ -207,6 +208,7 @@ void StepRunner::run(const StepPlan& plan, StepBatch& batch, Flight& flight) {
   if (steps_ != nullptr) steps_->bring_over();
   Draw draw(*this, plan, batch, flight);
   if (leader_) write_step(batch, config_.cache.block_size, hidden_size(), wire_);
+  if (balancer_) balancer_->begin_step();
   run_on_ranks([&](int rank) {
     if (rank == 0 && leader_) leader_->run(wire_);
     Worker& worker = *workers_[static_cast<size_t>(rank)];
@@ -348,6 +350,35 @@ std::shared_ptr<KvMover> StepRunner::open_hand_over(const HandOverOptions& optio
   return mover_;
 }
 
+std::shared_ptr<const ExpertBalancer> StepRunner::balance_experts(
+    const ExpertBalanceOptions& options) {
+  const ModelConfig& model = first().model().config();
+  if (model.experts.num_experts == 0) return Executor::balance_experts(options);
+  if (!config_.parallel.has_whole_experts || config_.parallel.tensor == 1)
+    throw InvalidArgument(
+        "enable_eplb: no experts stand whole on ranks; it needs enable_expert_parallel=True and a "
+        "tensor_parallel_size above 1");
+  if (leader_)
+    throw NotSupported(
+        "enable_eplb: an expert that moves is read from another rank's memory, and ranks are on "
+        "several nodes; use nnodes=1");
+  balancer_ = std::make_shared<ExpertBalancer>(options, model.num_layers, model.experts.num_experts,
+                                               config_.parallel.tensor);
+  link_experts();
+  for (const auto& worker : workers_) worker->balance_by(balancer_);
+  return balancer_;
+}
+
+void StepRunner::link_experts() {
+  const auto num_ranks = static_cast<size_t>(config_.parallel.tensor);
+  for (size_t begin = 0; begin < workers_.size(); begin += num_ranks) {
+    std::vector<std::vector<RankExperts>> stage;
+    for (size_t rank = 0; rank < num_ranks; ++rank)
+      stage.push_back(rank_experts(workers_[begin + rank]->model()));
+    balancer_->link(stage);
+  }
+}
+
 void StepRunner::report_to(NewsSink sink) {
   news_ = sink;
   masks_.report_to([sink = std::move(sink)](RequestId request_id, int32_t sample_index) {
@@ -407,6 +438,7 @@ void StepRunner::release(MemoryPart part) {
 void StepRunner::restore(MemoryPart part) {
   if (leader_) leader_->order(RankFrameType::kRestore, static_cast<uint8_t>(part));
   ranks_.run([&](int rank) { workers_[static_cast<size_t>(rank)]->restore(part); });
+  if (balancer_ && part == MemoryPart::kWeights) link_experts();
   if (draft_) draft_->restore(part);
   if (head_) head_->restore(part);
 }

@@ -73,6 +73,8 @@ class StepRunner final : public Executor {
   MemoryUse memory_use() const override;
   void fill_metrics(EngineMetrics& metrics) const override { first().fill_metrics(metrics); }
   std::shared_ptr<ExpertLoads> expert_loads() const override { return first().expert_loads(); }
+  std::shared_ptr<const ExpertBalancer> balance_experts(
+      const ExpertBalanceOptions& options) override;
   std::string warning() const override { return first().warning(); }
   // [L, T, E] f32 in the first worker's memory: the states of the last plan's wanted layers.
   const Tensor& layer_states() const { return first().layer_states(); }
@@ -109,6 +111,8 @@ class StepRunner final : public Executor {
   // then they meet in a new group.
   void run_on_ranks(const std::function<void(int rank)>& work);
   std::unique_ptr<HeadWorker> make_head();
+  // Tells the balancer where the ranks' weights are.
+  void link_experts();
   void tell_guesses(const StepPlan& plan, StepBatch& batch) const;
   void run(const StepPlan& plan, StepBatch& batch, Flight& flight);
   void draw_rows(const ConstTensor& logits, const StepBatch& batch, size_t begin, Flight& flight);
@@ -137,7 +141,8 @@ class StepRunner final : public Executor {
   FlightRing<Flight, Scheduler::kMaxInFlight> flights_;
   SampledTokens sampled_;  // that wait() gave last
   NewsSink news_;
-  std::shared_ptr<KvMover> mover_;  // null: nobody is handed over
+  std::shared_ptr<KvMover> mover_;            // null: nobody is handed over
+  std::shared_ptr<ExpertBalancer> balancer_;  // null: experts stay where they are
 };
 
 }  // namespace llmserve

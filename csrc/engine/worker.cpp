@@ -192,14 +192,19 @@ void Worker::run(const StepBatch& batch, StepSink& sink) {
   lay_out_layer_states(batch.input);
   const Arena::Scope scope(*arena_);
   const ParallelGroups groups{.tp = *tensor_ranks_, .pp = *stages_, .ep = alone_, .cp = alone_};
-  const bool is_counting = expert_loads_ && expert_loads_->is_counting();
+  RouteObserver* routes =
+      expert_loads_ && expert_loads_->is_counting() ? expert_loads_.get() : nullptr;
+  if (routes_) {
+    routes_->show_to(routes);
+    routes = routes_.get();
+  }
   const ForwardContext context{.backend = *backend_,
                                .arena = *arena_,
                                .input = batch.input,
                                .kv_caches = kv_storage_->layers(),
                                .groups = groups,
                                .layer_states = layer_states_,
-                               .routes = is_counting ? expert_loads_.get() : nullptr};
+                               .routes = routes};
   if (batch.has_awaited) steps_->take_awaited(batch.input.token_ids, batch.awaited_rows);
   const Tensor hidden = model().forward(context);
   check_files();

@@ -15,6 +15,7 @@
 #include "engine/kv_storage.h"
 #include "engine/loaded_model.h"
 #include "engine/worker_plan.h"
+#include "layers/expert_balancer.h"
 #include "models/model.h"
 
 namespace llmserve {
@@ -63,6 +64,11 @@ class Worker {
   }
   // Counts with another worker, of another stage.
   void share_expert_loads(const Worker& other) { expert_loads_ = other.expert_loads_; }
+
+  // Its experts run as the balancer of its stage's ranks says, from now on.
+  void balance_by(std::shared_ptr<ExpertBalancer> balancer) {
+    routes_ = std::make_unique<RankRoutes>(std::move(balancer), tensor_rank(config_, rank_).rank);
+  }
 
   // Before run(): copies the batch's blocks, and has the pages at hand that the step writes to.
   void prepare(const StepBatch& batch);
@@ -151,6 +157,7 @@ class Worker {
   std::unique_ptr<Communicator> tensor_ranks_ = std::make_unique<SingleCommunicator>();
   std::unique_ptr<Communicator> stages_ = std::make_unique<SingleCommunicator>();
   std::shared_ptr<ExpertLoads> expert_loads_;  // or null
+  std::unique_ptr<RankRoutes> routes_;         // null: experts run where their weights are
   Buffer layer_state_buffer_;                  // of as many as the config allows
   Tensor layer_states_;
   std::vector<int32_t> pooled_tokens_;  // whose logits are computed

@@ -19,10 +19,14 @@ ExpertDispatch::ExpertDispatch(const TensorRank& rank, int64_t num_experts) : ra
   }
 }
 
-ExpertDispatch::Rows ExpertDispatch::dispatch(const ForwardContext& context,
-                                              const ConstTensor& ids) const {
+ExpertDispatch::Rows ExpertDispatch::dispatch(const ForwardContext& context, const ConstTensor& ids,
+                                              std::span<const int32_t> ranks) const {
   const int64_t num_rows = ids.num_elements();
   const auto* experts = ids.as<int32_t>();
+  const auto rank_of = [&](int64_t row) {
+    return ranks.empty() ? owner(experts[row]) : ranks[static_cast<size_t>(row)];
+  };
+  const int32_t first = ranks.empty() ? static_cast<int32_t>(own_.begin) : 0;
   const auto indices = [&] {
     const Tensor tensor = context.arena.allocate(DType::kI32, {num_rows});
     return std::span(tensor.as<int32_t>(), static_cast<size_t>(num_rows));
@@ -34,7 +38,7 @@ ExpertDispatch::Rows ExpertDispatch::dispatch(const ForwardContext& context,
   const std::span<int64_t> counts(counted.as<int64_t>(), static_cast<size_t>(rank_.size));
   const std::span<int64_t> next(counts.data() + rank_.size, static_cast<size_t>(rank_.size));
   std::ranges::fill(counts, 0);
-  for (int64_t r = 0; r < num_rows; ++r) ++counts[static_cast<size_t>(owner(experts[r]))];
+  for (int64_t r = 0; r < num_rows; ++r) ++counts[static_cast<size_t>(rank_of(r))];
   int64_t begin = 0;
   for (size_t rank = 0; rank < counts.size(); ++rank) {
     next[rank] = begin;
@@ -42,10 +46,10 @@ ExpertDispatch::Rows ExpertDispatch::dispatch(const ForwardContext& context,
   }
   size_t num_own = 0;
   for (int64_t r = 0; r < num_rows; ++r) {
-    const int32_t of = owner(experts[r]);
+    const int32_t of = rank_of(r);
     places[static_cast<size_t>(r)] = static_cast<int32_t>(next[static_cast<size_t>(of)]++);
     const bool is_own = of == rank_.rank;
-    local.as<int32_t>()[r] = is_own ? experts[r] - static_cast<int32_t>(own_.begin) : -1;
+    local.as<int32_t>()[r] = is_own ? experts[r] - first : -1;
     if (is_own) own[num_own++] = static_cast<int32_t>(r);
   }
   return {.experts = local, .own = own.first(num_own), .counts = counts, .places = places};

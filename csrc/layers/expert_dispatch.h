@@ -25,14 +25,16 @@ class ExpertDispatch {
   // The routes of a step as this rank runs them. Its tensors are the arena's, in the scope of the
   // caller. R = T k.
   struct Rows {
-    Tensor experts;                // [R] i32 which of own() a row is for; -1: another rank's
+    Tensor experts;                // [R] i32 what a row's expert is here; -1: another rank's row
     std::span<const int32_t> own;  // [n] this rank's rows, in their order
     std::span<int64_t> counts;     // [W] rows of each rank
     // [R] where a row is when the ranks' rows stand one behind another, in the ranks' order.
     std::span<const int32_t> places;
   };
-  // ids [T, k] i32 in host memory.
-  Rows dispatch(const ForwardContext& context, const ConstTensor& ids) const;
+  // ids [T, k] i32 in host memory. A row runs where its expert is, and experts count from own(); or
+  // on ranks[row], where that is given [R], and experts are all's.
+  Rows dispatch(const ForwardContext& context, const ConstTensor& ids,
+                std::span<const int32_t> ranks = {}) const;
   int64_t workspace_bytes(int64_t num_rows) const;
 
  private:

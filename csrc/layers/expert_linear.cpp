@@ -93,13 +93,35 @@ void ExpertLinear::add(int64_t expert, std::vector<LinearWeight> made, const std
                               "layer have to be of one"));
 }
 
+ExpertLinear::Joined ExpertLinear::join(std::span<const ExpertLinear* const> ranks) {
+  const ExpertLinear& first = *ranks[0];
+  Joined all{.stacks = std::vector<std::vector<const LinearWeight*>>(first.stacks_.size())};
+  for (const ExpertLinear* rank : ranks) {
+    bool is_alike = rank->stacks_.size() == first.stacks_.size();
+    for (size_t s = 0; is_alike && s < all.stacks.size(); ++s)
+      is_alike = are_alike(rank->stacks_[s].weights[0], first.stacks_[s].weights[0]);
+    if (!is_alike)
+      throw NotSupported(concat("enable_eplb: expert \"", rank->names_[0][0],
+                                "\" is stored in another format than \"", first.names_[0][0],
+                                "\", which ranks that take over each other's experts cannot mix; "
+                                "leave enable_eplb out"));
+    for (size_t s = 0; s < all.stacks.size(); ++s)
+      all.stacks[s].insert(all.stacks[s].end(), rank->stacks_[s].pointers.begin(),
+                           rank->stacks_[s].pointers.end());
+    if (rank->bias_.data.data() == nullptr) continue;
+    const auto* bias = reinterpret_cast<const float*>(rank->bias_.data.data());
+    all.bias.insert(all.bias.end(), bias, bias + rank->num_experts_ * rank->out_features_);
+  }
+  return all;
+}
+
 void ExpertLinear::forward(const ForwardContext& context, const ConstTensor& x,
-                           const ConstTensor& ids, const Tensor& out) const {
+                           const ConstTensor& ids, const Tensor& out, const Joined* all) const {
   if (context.observer) show(*context.observer, x, ids);
   int64_t begin = 0;
-  for (const Stack& stack : stacks_) {
-    context.backend.grouped_linear(part(stack, begin, x, ids, out));
-    begin += stack.weights[0].out_features;
+  for (size_t s = 0; s < stacks_.size(); ++s) {
+    context.backend.grouped_linear(part(s, begin, x, ids, out, all));
+    begin += stacks_[s].weights[0].out_features;
   }
 }
 
@@ -107,21 +129,22 @@ std::optional<GroupedLinearArgs> ExpertLinear::as_one(const ForwardContext& cont
                                                       const ConstTensor& x, const ConstTensor& ids,
                                                       const Tensor& out) const {
   if (stacks_.size() != 1 || context.observer) return std::nullopt;
-  return part(stacks_[0], 0, x, ids, out);
+  return part(0, 0, x, ids, out, nullptr);
 }
 
-GroupedLinearArgs ExpertLinear::part(const Stack& stack, int64_t begin, const ConstTensor& x,
-                                     const ConstTensor& ids, const Tensor& out) const {
+GroupedLinearArgs ExpertLinear::part(size_t idx, int64_t begin, const ConstTensor& x,
+                                     const ConstTensor& ids, const Tensor& out,
+                                     const Joined* all) const {
+  const Stack& stack = stacks_[idx];
+  const std::vector<const LinearWeight*>& weights = all ? all->stacks[idx] : stack.pointers;
   const int64_t n = stack.weights[0].out_features;
   ConstTensor bias;
-  if (bias_.data.data())
-    bias = ConstTensor(bias_.data.data(), DType::kF32, {num_experts_, out_features_})
-               .slice(1, begin, n);
-  return {.x = x,
-          .weights = stack.pointers,
-          .weight_ids = ids,
-          .bias = bias,
-          .out = out.slice(1, begin, n)};
+  if (bias_.data.data()) {
+    const void* const data = all ? static_cast<const void*>(all->bias.data()) : bias_.data.data();
+    bias = ConstTensor(data, DType::kF32, {std::ssize(weights), out_features_}).slice(1, begin, n);
+  }
+  return {
+      .x = x, .weights = weights, .weight_ids = ids, .bias = bias, .out = out.slice(1, begin, n)};
 }
 
 void ExpertLinear::show(LinearObserver& observer, const ConstTensor& x,

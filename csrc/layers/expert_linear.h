@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -28,11 +29,20 @@ class ExpertLinear {
  public:
   ExpertLinear(WeightLoader& weights, const ExpertLinearSpec& spec);
 
+  // The experts of all ranks, where each has some, whole. It refers to the ranks' weights.
+  struct Joined {
+    std::vector<std::vector<const LinearWeight*>> stacks;  // [stacks][X]
+    std::vector<float> bias;                               // [X * N] or empty
+  };
+  // Throws NotSupported where ranks have theirs in different formats.
+  static Joined join(std::span<const ExpertLinear* const> ranks);
+
   int64_t out_features() const { return out_features_; }  // N, of a share its own
 
-  // out [R, N] of x [T, K] and ids [R], which count from the rank's first expert: grouped_linear.
+  // out [R, N] of x [T, K] and ids [R]: grouped_linear. The ids count from the rank's first expert,
+  // or, if the experts of all ranks are given, from the first of these.
   void forward(const ForwardContext& context, const ConstTensor& x, const ConstTensor& ids,
-               const Tensor& out) const;
+               const Tensor& out, const Joined* all = nullptr) const;
   // The op of forward(), where it is one: none if an expert's weight is of several kinds, or if the
   // context's observer has to see x.
   std::optional<GroupedLinearArgs> as_one(const ForwardContext& context, const ConstTensor& x,
@@ -45,8 +55,9 @@ class ExpertLinear {
     std::vector<const LinearWeight*> pointers;  // to them
   };
   void add(int64_t expert, std::vector<LinearWeight> made, const std::string& name);
-  GroupedLinearArgs part(const Stack& stack, int64_t begin, const ConstTensor& x,
-                         const ConstTensor& ids, const Tensor& out) const;
+  // Of stack `idx`, which begins at column `begin`.
+  GroupedLinearArgs part(size_t idx, int64_t begin, const ConstTensor& x, const ConstTensor& ids,
+                         const Tensor& out, const Joined* all) const;
   // Shows the rows that each expert reads.
   void show(LinearObserver& observer, const ConstTensor& x, const ConstTensor& ids) const;
 

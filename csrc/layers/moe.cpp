@@ -222,14 +222,19 @@ void Experts::run_whole_experts(const ForwardContext& context, const ConstTensor
   const auto floats = [&](int64_t width) {
     return context.arena.allocate(DType::kF32, {rows, width});
   };
-  const ExpertDispatch::Rows mine = dispatch_->dispatch(context, routes.ids);
+  // Who sees the routes may have them run elsewhere.
+  auto* const balanced = dynamic_cast<RankRoutes*>(context.routes);
+  const ExpertBalancer::Layer* const ranks = balanced ? &balanced->layer(layer_idx_) : nullptr;
+  const ExpertDispatch::Rows mine = dispatch_->dispatch(
+      context, routes.ids,
+      balanced ? balanced->assign(layer_idx_, routes.ids) : std::span<const int32_t>());
   const Tensor gate_up = floats(gate_up_.out_features());
   const Tensor activated = floats(spec_.intermediate_size);
   const Tensor given = floats(hidden_size_);  // of this rank's rows
-  gate_up_.forward(context, x, mine.experts, gate_up);
+  gate_up_.forward(context, x, mine.experts, gate_up, ranks ? &ranks->gate_up : nullptr);
   context.backend.gated_activation(
       {.gate_up = gate_up, .out = activated, .activation = activation_});
-  down_.forward(context, activated, mine.experts, given);
+  down_.forward(context, activated, mine.experts, given, ranks ? &ranks->down : nullptr);
 
   const Tensor in_line = floats(hidden_size_).slice(0, 0, std::ssize(mine.own));
   const Tensor all = floats(hidden_size_);

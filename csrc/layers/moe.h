@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "layers/expert_balancer.h"
 #include "layers/expert_dispatch.h"
 #include "layers/expert_linear.h"
 #include "layers/expert_spec.h"
@@ -24,6 +25,7 @@ class Experts final : public FeedForward {
   void forward(const ForwardContext& context, const LinearInput& x, const Tensor& out,
                bool accumulate) const override;
   int64_t workspace_bytes(int64_t num_tokens) const override;
+  RankExperts rank_experts() const { return {layer_idx_, &gate_up_, &down_}; }
 
  private:
   // Which experts each token has, and their weights.

@@ -29,6 +29,7 @@ class DecoderLayer {
   void forward(const ForwardContext& context, const RotaryTables& angles, const PagedKvCache& cache,
                const Tensor& hidden) const;
   int64_t workspace_bytes(int64_t num_tokens) const;
+  const FeedForward& feed_forward() const { return *feed_forward_; }
 
  private:
   // What a branch reads: norm(hidden) in `normed`, or hidden itself without a norm.
@@ -70,6 +71,7 @@ class Decoder final : public Model {
   Tensor compute_logits(const ForwardContext& context, const ConstTensor& hidden,
                         std::span<const int32_t> rows) const override;
   int64_t workspace_bytes(int64_t max_tokens, int64_t max_logit_rows) const override;
+  std::span<const DecoderLayer> layers() const { return layers_; }  // of its stage
 
  private:
   // Copies what the layer is about to read, what leaves the last one, or the final norm, if it is

@@ -15,6 +15,7 @@
 #include "core/error.h"
 #include "kernels/backend.h"
 #include "kernels/cuda_loader.h"
+#include "layers/expert_placement.h"
 #include "testing/register.h"
 #include "testing/staging.h"
 
@@ -160,6 +161,13 @@ void register_calls(py::class_<Communicator>& communicator) {
           "out"_a, "from_rank"_a);
 }
 
+std::vector<std::vector<int32_t>> copies_of(const ExpertHomes& homes) {
+  std::vector<std::vector<int32_t>> copies;
+  for (int64_t e = 0; e < homes.num_experts(); ++e)
+    copies.emplace_back(homes.of(e).begin(), homes.of(e).end());
+  return copies;
+}
+
 }  // namespace
 
 void register_testing_comm(py::module_& testing) {
@@ -204,6 +212,28 @@ void register_testing_comm(py::module_& testing) {
         return py::make_tuple(library.path, library.version, library.description());
       },
       "folder"_a = "", "(path, version, description)");
+  testing.def(
+      "place_experts",
+      [](int64_t num_experts, int32_t num_ranks, const std::vector<std::vector<int64_t>>& loads,
+         int64_t num_redundant) {
+        ExpertHomes homes(num_experts, num_ranks);
+        for (const std::vector<int64_t>& rows : loads) homes = homes.packed(rows, num_redundant);
+        return copies_of(homes);
+      },
+      "num_experts"_a, "num_ranks"_a, "loads"_a, "num_redundant"_a = 0,
+      "The ranks of each expert's copies, packed by each of `loads` [X] in turn.");
+  testing.def(
+      "assign_rows",
+      [](const std::vector<int32_t>& ids, int64_t num_experts, int32_t num_ranks,
+         const std::vector<int64_t>& loads, int64_t num_redundant, double factor) {
+        ExpertHomes homes(num_experts, num_ranks);
+        if (!loads.empty()) homes = homes.packed(loads, num_redundant);
+        RowAssigner assigner;
+        const auto ranks = assigner.assign(ids, homes, factor);
+        return py::make_tuple(copies_of(homes), std::vector<int32_t>(ranks.begin(), ranks.end()));
+      },
+      "ids"_a, "num_experts"_a, "num_ranks"_a, "loads"_a, "num_redundant"_a, "factor"_a,
+      "(the ranks of each expert's copies, the rank of each row)");
 }
 
 }  // namespace llmserve

@@ -5,7 +5,7 @@ import logging
 import os
 import weakref
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -36,6 +36,7 @@ from llmserve.common.pooler_config import as_pooler_config
 from llmserve.errors import InvalidArgument, NotSupported
 from llmserve.llm_insight import EngineInsight
 from llmserve.options.engine_options import EngineOptions, read_options
+from llmserve.options.eplb_config import read_expert_balance
 from llmserve.options.fitting import resolve
 from llmserve.options.signature import takes
 from llmserve.options.speculative_config import is_exact, with_model_found
@@ -104,6 +105,11 @@ class LLMBase(EngineInsight, HandsOver):
             _log.info("seed=%d was drawn; the same one gives the same tokens", options.seed)
         self._name = plain_name(model)
         self._pooler_config = as_pooler_config(options.pooler_config)
+        balance = read_expert_balance(
+            options.enable_eplb,
+            options.eplb_config,
+            bool(options.enable_expert_parallel) and options.tensor_parallel_size > 1,
+        )
         self._seed = integer("seed", options.seed, 0, 2**64 - 1)
         self._profile = None if options.profiler_config is None else self._make_profile(options)
         if options.max_stall_ms is None and options.enable_chunked_prefill is not False:
@@ -154,6 +160,8 @@ class LLMBase(EngineInsight, HandsOver):
             drafts = read_draft_vocabulary(options.speculative_config)
             self._engine = _core.Engine(loading, vocabulary, *drafts)
             self._runner = RequestRunner(self._engine)
+        if balance is not None:
+            self._engine.balance_experts(**asdict(balance))
         if boolean("count_expert_loads", options.count_expert_loads):
             self._engine.count_expert_loads()
         if self._engine.warning:

@@ -71,6 +71,11 @@ class EngineInsight:
         `count_expert_loads`. `llmserve.plan.load_balance` says how even they are."""
         return self._open_engine().expert_loads
 
+    def expert_rank_rows(self) -> dict[int, list[int]]:
+        """Rows of experts that each rank has run since the start, by layer; empty without
+        `enable_eplb`. `llmserve.plan.load_balance` says how even they are."""
+        return self._open_engine().expert_rank_rows
+
     def block_snapshot(self, replica: int | None = None) -> tuple[int, bytes]:
         """The blocks that the prefix cache holds, for who routes by prefixes: their chained hashes,
         32 bytes each, and the number of the last batch of events before. From then on

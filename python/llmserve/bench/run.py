@@ -230,12 +230,17 @@ class _Bench:
         )
 
     def _balance(self) -> dict[str, float]:
-        """How unevenly experts were used, where that was counted: the rows of the busiest over the
-        mean, of all layers and of the worst."""
-        loads = [load_balance(rows) for rows in self._llm.expert_loads().values()]
-        if not loads:
-            return {}
-        return {"expert_balance": statistics.mean(loads), "expert_balance_worst": max(loads)}
+        """How unevenly experts were used, and ranks that they are balanced among, where that was
+        counted: the rows of the busiest over the mean, of all layers and of the worst."""
+        figures = {}
+        for name, loads in (
+            ("expert_balance", self._llm.expert_loads()),
+            ("rank_balance", self._llm.expert_rank_rows()),
+        ):
+            if balances := [load_balance(rows) for rows in loads.values()]:
+                figures[name] = statistics.mean(balances)
+                figures[name + "_worst"] = max(balances)
+        return figures
 
     def _bound_s(self, rates: Rates) -> float:
         """Reading the weights once a step and each sequence's KV cache once a token, and two

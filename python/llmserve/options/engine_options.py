@@ -231,6 +231,23 @@ class EngineOptions:
         "of a layer of experts each rank has some, whole, in the place of a part of each",
         commands="plan",
     )
+    enable_eplb: bool = engine_option(
+        False,
+        _WEIGHTS,
+        "experts that stand whole on ranks run where there is room, and move with their loads",
+        commands="run serve bench",
+        core=None,
+        more="Needs enable_expert_parallel. The tokens are the same. See "
+        "[ranks.md](ranks.md#experts-that-are-kept-balanced)",
+    )
+    eplb_config: Mapping[str, object] | None = engine_option(
+        None,
+        _WEIGHTS,
+        'how, e.g. {"step_interval": 3000, "window_size": 1000, "num_redundant_experts": 0, '
+        '"capacity_factor": 1.25}',
+        commands="run serve bench",
+        core=None,
+    )
     data_parallel_size: int = engine_option(
         1,
         _WEIGHTS,

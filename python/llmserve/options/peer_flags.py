@@ -323,7 +323,6 @@ _REFUSED: Mapping[str, str] = {
         disaggregation-bootstrap-port= rpc= data-parallel-multi-port-external-lb
         load-balance-method= ep-size=1|--ep|--expert-parallel-size enable-two-batch-overlap
         moe-a2a-backend=none deepep-mode=auto ep-num-redundant-experts=0 enable-elastic-ep
-        eplb-config= dbo-decode-token-threshold= dbo-prefill-token-threshold=
         dcp-comm-backend= dcp-kv-cache-interleave-size= cp-kv-cache-interleave-size=
         data-parallel-supervisor-port= dp-sync-interval= elastic-ep-max-dp-size=
         enable-fault-tolerance fault-tolerance-config= ec-transfer-config= enable-scale-out

@@ -36,7 +36,11 @@ VLLM_NAMES = (
     *("engine_sleep_state", "cache_config_info", *request_metrics.NAMES),
 )
 # Values by their labels, the model's name first.
-_Values = Mapping[tuple[str], float] | Mapping[tuple[str, str], float]
+_Values = (
+    Mapping[tuple[str], float]
+    | Mapping[tuple[str, str], float]
+    | Mapping[tuple[str, str, str], float]
+)
 _HELP = {
     "time_to_first_token_seconds": "from a request's arrival to its first token",
     "inter_token_latency_seconds": "between two tokens of a sequence",
@@ -199,6 +203,14 @@ def _of_model(model: ServedModel, activity: Activity) -> Iterator[Metric]:
     for key, histogram in distributions.by_name.items():
         yield _histogram(key, name, histogram)
     yield from _of_replicas(name, llm.replicas())
+    if layers := llm.expert_rank_rows():
+        rows = {
+            (name, str(layer), str(rank)): float(count)
+            for layer, counts in layers.items()
+            for rank, count in enumerate(counts)
+        }
+        text = "rows of experts that the rank ran"
+        yield _counter("expert_rank_rows", text, rows, "layer", "rank")
 
 
 def _of_replicas(name: str, replicas: Sequence[ReplicaState]) -> Iterator[Metric]:

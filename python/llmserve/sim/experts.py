@@ -91,14 +91,19 @@ class ExpertPlacement:
 
 
 def simulate_experts(
-    steps: Sequence[Sequence[int]], num_devices: int, factor: float | None = 1.25
+    steps: Sequence[Sequence[int]],
+    num_devices: int,
+    factor: float | None = 1.25,
+    min_capacity: int = 1,
 ) -> ExpertPlacement:
     """Places the experts of `steps` (rows of each expert [X] in each step, such as those of
     `LLM.expert_loads()`, a layer at a time) on devices and adds up what each has to do.
 
     Experts lie on the devices in blocks, as expert parallelism has them. `factor` is the capacity
     factor, 1.2 to 1.5 as a rule; rows beyond an expert's room go to replicas, each on the device
-    that has the fewest rows of the step. None: there are no replicas.
+    that has the fewest rows of the step. None: there are no replicas. `min_capacity` is room that
+    every copy has: `enable_eplb` of an LLM gives 16 rows, below which a replica would only read
+    the weights once more.
 
     Raises InvalidArgument, naming what is wrong.
     """
@@ -106,6 +111,7 @@ def simulate_experts(
         raise InvalidArgument("steps: expected the rows of each expert in each step, got none")
     num_experts = len(steps[0])
     integer("num_devices", num_devices, 1, num_experts)
+    integer("min_capacity", min_capacity, 1, 1 << 30)
     copies = [1] * num_experts
     balances = []
     num_moved = num_rows = 0
@@ -119,7 +125,9 @@ def simulate_experts(
         if not total:
             continue
         # Rows, not tokens, are spread: an even share of them is that of one expert a row.
-        capacity = total if factor is None else expert_capacity(num_experts, 1, total, factor)
+        capacity = total
+        if factor is not None:
+            capacity = max(min_capacity, expert_capacity(num_experts, 1, total, factor))
         needed = replicas_needed(loads, capacity)
         copies = [max(most, now) for most, now in zip(copies, needed, strict=True)]
         excess = [max(0, load - capacity) for load in loads]
