@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "core/near_names.h"
+#include "io/refused_families.h"
 
 namespace llmserve {
 namespace {
@@ -517,6 +518,9 @@ const GgufArchitecture& find_gguf_architecture(const GgufFile& file) {
     if (row.name == name && !has_other_tensors) return row;
     if (row.if_tensor.empty()) known.push_back(row.name);
   }
+  if (const std::string_view reason = refused_family(name); !reason.empty())
+    throw NotSupported(concat(file.file()->path().string(), ": architecture \"", name,
+                              "\" is not supported: ", reason));
   const std::string near = near_names(name, known);
   throw NotSupported(concat(file.file()->path().string(), ": architecture \"", name.substr(0, 80),
                             "\" is not supported in GGUF files; ",

@@ -226,6 +226,14 @@ def test_refuses_file_that_was_cut(cut: int, tmp_path: Path) -> None:
             'architecture "rwkv6" is not supported in GGUF files; docs/support-matrix.md has',
         ),
         (
+            raw_file([raw_value(b"general.architecture", STRING, b"glm-dsa")], TENSORS, DATA),
+            'architecture "glm-dsa" is not supported: its attention reads the tokens that an',
+        ),
+        (
+            raw_file([raw_value(b"general.architecture", STRING, b"llama4")], TENSORS, DATA),
+            'architecture "llama4" is not supported: most of its layers attend within chunks of',
+        ),
+        (
             raw_file(
                 [
                     *SHAPE,
