@@ -146,6 +146,8 @@ def test_what_cannot_be_balanced_is_refused_by_name() -> None:
     with pytest.raises(InvalidArgument, match="eplb_config takes effect with enable_eplb=True"):
         LLM(checkpoint("olmoe"), eplb_config={})
     ranks = {"tensor_parallel_size": 2, "num_threads": 1}
+    with pytest.raises(NotSupported, match="enable_eplb with nnodes=2"):
+        LLM(checkpoint("olmoe"), nnodes=2, **ranks, **balanced({}))
     with pytest.raises(NotSupported, match=r"enable_eplb: Llama.* has no experts"):
         LLM(checkpoint("llama"), **ranks, **balanced({}))
     for config, message in (

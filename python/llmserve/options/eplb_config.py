@@ -12,7 +12,7 @@ from llmserve.common.arguments import (
     refuse_unknown,
     refuse_unless_default,
 )
-from llmserve.errors import InvalidArgument
+from llmserve.errors import InvalidArgument, NotSupported
 
 _NAME = "eplb_config"
 # Of vLLM's keys those that do nothing here: what they may be, and why.
@@ -41,7 +41,7 @@ class ExpertBalance:
 
 
 def read_expert_balance(
-    enable_eplb: object, config: object, has_whole_experts: bool
+    enable_eplb: object, config: object, has_whole_experts: bool, num_nodes: int = 1
 ) -> ExpertBalance | None:
     """None: experts stay where their weights are. has_whole_experts: on ranks, each on one.
 
@@ -52,6 +52,11 @@ def read_expert_balance(
         raise InvalidArgument(
             "enable_eplb: no experts stand whole on ranks; it needs enable_expert_parallel=True "
             "and a tensor_parallel_size above 1"
+        )
+    if is_enabled and num_nodes > 1:
+        raise NotSupported(
+            f"enable_eplb with nnodes={num_nodes}: an expert that moves is read from another "
+            "rank's memory; use nnodes=1"
         )
     if config is None:
         return ExpertBalance() if is_enabled else None
