@@ -36,7 +36,9 @@ def cluster() -> Iterator[tuple[Any, int]]:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
     small = {"object_store_memory": 80 * 2**20}
-    head = {"num_cpus": 1, "include_dashboard": False, **small}
+    # The front stays where no machine dies.
+    head = {"num_cpus": 1, "resources": {"head": 1}, "include_dashboard": False, **small}
+    front = {**config()["front"], "ray_actor_options": {"num_cpus": 0.1, "resources": {"head": 1}}}
     nodes = Cluster(initialize_head=True, head_node_args=head)
     for _ in range(3):
         nodes.add_node(num_cpus=1, resources={"worker": 1}, **small)
@@ -48,7 +50,7 @@ def cluster() -> Iterator[tuple[Any, int]]:
         "ray_actor_options": {"num_cpus": 0.5, "resources": {"worker": 1}},
     }
     engine = {**ENGINE, "nnodes": 2, "tensor_parallel_size": 2, "max_model_len": 2048}
-    serve.run(build_app(config(replicas=replicas, engine=engine)), name="demo")
+    serve.run(build_app(config(replicas=replicas, engine=engine, front=front)), name="demo")
     yield nodes, port
     serve.shutdown()
     ray.shutdown()
