@@ -48,7 +48,9 @@ def run_application(host: str) -> int:
         **config()["replicas"],
         "ray_actor_options": {"num_cpus": 0.2, "resources": {"worker": 1}},
     }
-    serve.run(build_app(config(replicas=replicas)), name="demo")
+    # The front stays where no node dies.
+    front = {**config()["front"], "ray_actor_options": {"num_cpus": 0.1, "resources": {"head": 1}}}
+    serve.run(build_app(config(replicas=replicas, front=front)), name="demo")
     return port
 
 
@@ -60,7 +62,7 @@ def cluster() -> Iterator[tuple[Any, int]]:
     from ray import serve
     from ray.cluster_utils import Cluster
 
-    head = {"num_cpus": 1, "include_dashboard": False, **SMALL}
+    head = {"num_cpus": 1, "resources": {"head": 1}, "include_dashboard": False, **SMALL}
     nodes = Cluster(initialize_head=True, head_node_args=head)
     for _ in range(2):
         nodes.add_node(num_cpus=1, resources={"worker": 1}, **SMALL)
@@ -130,7 +132,8 @@ def spaces() -> Iterator[tuple[list[str], int]]:
         gcs = free_port()
         address = f"{HEAD}:{gcs}"
         head = ("--head", f"--port={gcs}", "--include-dashboard=false", f"--temp-dir={folder}")
-        nodes.append(RayNode("", *head, f"--node-ip-address={HEAD}"))
+        only = f"--resources={json.dumps({'head': 1})}"
+        nodes.append(RayNode("", *head, f"--node-ip-address={HEAD}", only))
         until = time.monotonic() + DEADLINE_S
         while socket.socket().connect_ex((HEAD, gcs)) != 0:
             assert nodes[0].process.poll() is None
