@@ -2,9 +2,12 @@
 
 The model is tiny and its cache is that of Llama-3-8B: 128 KiB a token in bf16, so that a few
 thousand tokens are some hundred MiB. The sender is a process of its own, but for the transport
-within one. A figure is from the receiver's begin to the last block written, the handshake and the
-conversion to and from its own layout of keys included; beside it stands copying as many bytes in
-memory once. Tokens are compared with those of one engine.
+within one. A figure of test_hand_over is from the receiver's begin to the last block written, the
+handshake and the conversion to and from its own layout of keys included; beside it stands copying
+as many bytes in memory once. Tokens are compared with those of one engine.
+
+test_first_token is of a model that computes for longer, in chunks: how long the first token takes,
+and what of it comes after the prompt's end, if the receiver is asked then or once blocks are there.
 
 Example:
     pytest benchmarks/bench_hand_over.py --results hand-over.json
@@ -17,6 +20,8 @@ import secrets
 import statistics
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +40,28 @@ SHAPES[SHAPE] = {
     "num_attention_heads": 8,
     "vocab_size": 32000,
 }
+CHUNKED = "8 layers of 512"
+SHAPES[CHUNKED] = {
+    **SHAPES["llama-3.1-8b"],
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": 32000,
+}
 ONE = SamplingParams(max_tokens=1, temperature=0)
 SOME = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 
 
-def make_llm(folder: Path, dtype: str) -> LLM:
+def make_llm(folder: Path, dtype: str, **options: Any) -> LLM:
     return LLM(
         str(folder),
         dtype=dtype,
         max_model_len=NUM_TOKENS + 64,
         kv_cache_memory_bytes=3 * NUM_TOKENS * 2**18,
         num_threads=1,
+        **options,
     )
 
 
@@ -110,8 +126,6 @@ class Sender:
 
 def copy_s(num_bytes: int) -> float:
     """Of so many bytes in memory, once."""
-    import time
-
     source, target = np.ones(num_bytes, np.uint8), np.ones(num_bytes, np.uint8)
     times = []
     for _ in range(3):
@@ -164,6 +178,69 @@ def test_hand_over(
         },
         {"ms_min": min(times) * 1e3, "ms_max": max(times) * 1e3},
     )
+
+
+class TimedPrompt:
+    """A prompt that the sender computes beside the receiver."""
+
+    def __init__(self, sender: LLM, prompt: list[int], ticket: str) -> None:
+        self.began = time.perf_counter()
+        self.ended = 0.0
+        self._thread = threading.Thread(target=self._run, args=(sender, prompt, ticket))
+        self._thread.start()
+
+    def _run(self, sender: LLM, prompt: list[int], ticket: str) -> None:
+        run(sender, prompt, ONE, ticket)
+        self.ended = time.perf_counter()
+
+    def join(self) -> None:
+        self._thread.join()
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_first_token(
+    transport: str, board: Any, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    write_checkpoint(tmp_path, CHUNKED)
+    name = f"shm:llmserve-bench-{secrets.token_hex(8)}"
+    address = name if transport == "shm" else "tcp:127.0.0.1:0"
+    first: dict[str, list[float]] = {"end": [], "chunks": []}
+    rest: dict[str, list[float]] = {"end": [], "chunks": []}
+    options = {"max_num_batched_tokens": 256}
+    with (
+        make_llm(tmp_path, "bfloat16", **options) as sender,
+        make_llm(tmp_path, "bfloat16", **options) as receiver,
+    ):
+        place = sender.open_hand_over(KEY, [address], timeout=60)
+        place.addresses = place.addresses[1:]
+        receiver.open_hand_over(KEY, timeout=60)
+        for number in range(request.config.getoption("--repeats") + 1):
+            for asked in first:
+                sender.reset_prefix_cache()
+                receiver.reset_prefix_cache()
+                ticket = place.ticket()
+                timed = TimedPrompt(sender, prompt_of(number), ticket)
+                while asked == "chunks" and not place.has_begun(ticket):
+                    time.sleep(0.001)
+                if asked == "end":
+                    timed.join()
+                run(receiver, prompt_of(number), ONE, ticket)
+                got = time.perf_counter()
+                timed.join()
+                if number:  # the first writes to memory that nobody has touched
+                    first[asked].append(got - timed.began)
+                    rest[asked].append(got - timed.ended)
+        received = receiver.get_metrics().num_hand_overs_received
+        assert received == 2 * (request.config.getoption("--repeats") + 1)
+    for asked in first:
+        board.add(
+            f"{NUM_TOKENS} tokens in chunks of 256, bfloat16, {transport}, by {asked}",
+            {
+                "first_token_ms": statistics.median(first[asked]) * 1e3,
+                "after_the_prompt_ms": statistics.median(rest[asked]) * 1e3,
+            },
+            {"first_token_ms_min": min(first[asked]) * 1e3},
+        )
 
 
 if __name__ == "__main__":

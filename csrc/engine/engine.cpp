@@ -262,6 +262,7 @@ void Engine::fall_asleep(int32_t level) {
     is_released_[static_cast<size_t>(MemoryPart::kKvCache)] = true;
     if (level == 2) is_released_[static_cast<size_t>(MemoryPart::kWeights)] = true;
   }
+  scheduler_->cancel_sends();  // a plan after wake_up() would send what is in the new pool
   scheduler_->reset_prefix_cache();
   tell_blocks();
   if (speculator_) speculator_->reset();

@@ -139,6 +139,9 @@ class Scheduler {
   // No later request reuses what was computed so far.
   void reset_prefix_cache() { book_.reset_prefix_cache(); }
 
+  // What goes to peers and no plan has: the KV pool is about to lose what it holds.
+  void cancel_sends() { book_.cancel_sends(); }
+
   // KvCacheManager's, between steps.
   void tell_blocks(bool is_on) { kv_cache_.tell_blocks(is_on); }
   std::vector<BlockEvent> take_block_events() { return kv_cache_.take_block_events(); }

@@ -173,6 +173,9 @@ void register_news(py::module_& testing) {
       [](SteppedScheduler& stepped, TransferId id) { stepped.scheduler().take(TransferDone{id}); },
       "scheduler"_a, "id"_a);
   testing.def(
+      "cancel_sends", [](SteppedScheduler& stepped) { stepped.scheduler().cancel_sends(); },
+      "scheduler"_a);
+  testing.def(
       "transfer_failed",
       [](SteppedScheduler& stepped, TransferId id) {
         stepped.scheduler().take(TransferFailed{id});

@@ -195,18 +195,20 @@ def test_a_client_that_does_not_read_a_whole_answer_is_cut(
 
 
 def test_a_client_that_reads_a_whole_answer_slowly_gets_all_of_it(demo: AsyncLLM) -> None:
-    with running_server(demo, stream_grace=0.5) as server:
+    with running_server(demo, stream_grace=1.0) as server:
         text = "word " * 150_000
         whole = server.post("/tokenize", prompt=text, return_token_strs=True)[1]
         sock = server.open_stream("/tokenize", prompt=text, return_token_strs=True)
         data = b""
-        for _ in range(15):  # three times the grace
+        for _ in range(30):  # three times the grace
             data += sock.recv(2**14)
             time.sleep(0.1)
         head, _, data = data.partition(b"\r\n\r\n")
         (length,) = re.findall(rb"content-length: (\d+)", head)
         while len(data) < int(length):
-            data += sock.recv(2**20)
+            piece = sock.recv(2**20)
+            assert piece, "the server has cut a client that reads"
+            data += piece
         assert json.loads(data) == whole
         sock.close()
 

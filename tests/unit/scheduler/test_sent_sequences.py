@@ -32,6 +32,16 @@ def carry_out(runner: Runner, sent: list[testing.Transfer]) -> None:
         testing.transfer_done(runner.scheduler, one.id)
 
 
+def test_what_was_to_go_is_not_sent_from_a_pool_that_is_given_back() -> None:
+    runner = Runner(num_blocks=32)
+    runner.add(0, PROMPT, max_tokens=NUM_TOKENS, send_to=HAND_OVER)
+    runner.run()  # the last blocks wait for a plan
+    testing.cancel_sends(runner.scheduler)
+    sent = testing.transfers(runner.scheduler.schedule())
+    assert all(one.is_withdrawal for one in sent)
+    runner.scheduler.check_integrity()
+
+
 def plan_of_transfers(runner: Runner) -> _core.StepPlan:
     plan = runner.scheduler.schedule()
     runner.flights.append(runner.model.execute(plan))

@@ -233,7 +233,7 @@ def check(case: Case) -> None:
 
 
 @settings(
-    max_examples=150,
+    max_examples=300,
     deadline=None,
     suppress_health_check=list(HealthCheck),
     phases=[Phase.generate],

@@ -170,7 +170,7 @@ def check(case: Case) -> None:
 
 
 @settings(
-    max_examples=350,
+    max_examples=640,
     deadline=None,
     suppress_health_check=list(HealthCheck),
     phases=[Phase.generate],
