@@ -44,6 +44,7 @@ def test_lines_for_vllms_server_are_taken_or_refused_by_the_name_of_what_is_miss
     (tmp_path / "config.yaml").write_text("port: 8000\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cli, "_parser", functools.cache(cli._parser))  # it takes longer than a line
+    monkeypatch.setenv("LLMSERVE_CLUSTER_KEY", "a key of the nodes, which the line has not")
     said = [refusal(shlex.split(line)[2:]) for line in VLLM]
     for line, message in zip(VLLM, said, strict=True):
         named = message.split("=")[0].removeprefix("serve: ").split(" ")[0].lstrip("-")
