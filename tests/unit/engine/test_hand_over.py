@@ -254,7 +254,7 @@ def test_what_is_kept_for_others_is_bounded(made: ExitStack) -> None:
     for i, ticket in enumerate(tickets):
         run(sender, [3 + i, *PROMPT[1:]], ONE, ticket)
     wait_until(lambda: sender.get_metrics().num_hand_overs_lapsed == 2)
-    assert sender.get_metrics().num_leased_blocks == 10
+    wait_until(lambda: sender.get_metrics().num_leased_blocks == 10)
     run(receiver, [3, *PROMPT[1:]], SAMPLED, tickets[0])
     run(receiver, [6, *PROMPT[1:]], SAMPLED, tickets[3])
     assert failures(receiver) == {"gone": 1}
