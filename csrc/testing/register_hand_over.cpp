@@ -2,11 +2,11 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <random>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "testing/frame_fuzz.h"
 #include "testing/kv_frame_round_trip.h"
 #include "testing/register.h"
 
@@ -16,55 +16,9 @@ using namespace py::literals;
 namespace llmserve {
 namespace {
 
-Bytes bytes_of_text(std::string_view text) { return std::as_bytes(std::span(text)); }
-
-py::bytes to_python(Bytes bytes) {
-  return py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-}
-
-FrameBytes mutated(std::mt19937_64& random, const std::vector<FrameBytes>& frames) {
-  FrameBytes frame = frames[random() % frames.size()];
-  const auto any_byte = [&] { return static_cast<std::byte>(random()); };
-  for (uint64_t i = random() % 6; i-- > 0;) {
-    const size_t at = frame.empty() ? 0 : random() % frame.size();
-    switch (random() % 5) {
-      case 0:
-        if (!frame.empty()) frame[at] = any_byte();
-        break;
-      case 1:
-        if (!frame.empty()) frame[at] ^= std::byte{1} << (random() % 8);
-        break;
-      case 2:
-        frame.resize(at);
-        break;
-      case 3:
-        frame.insert(frame.begin() + static_cast<int64_t>(at), random() % 9, any_byte());
-        break;
-      default: {  // the payload of another
-        const FrameBytes& other = frames[random() % frames.size()];
-        frame.resize(std::min(frame.size(), kFrameHeadBytes));
-        frame.insert(frame.end(), other.begin() + kFrameHeadBytes, other.end());
-      }
-    }
-  }
-  return frame;
-}
-
-// Reads `count` frames that are nearly right; returns how many were. Throws InternalError for one
-// that is read as something else than what is written.
 int64_t fuzz(int64_t count, uint64_t seed) {
-  std::mt19937_64 random(seed);
-  const std::vector<FrameBytes> frames = kv_frame_samples();
-  int64_t num_read = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const FrameBytes frame = mutated(random, frames);
-    try {
-      check_internal(kv_frame_round_trip(frame) == frame, "a frame is written as it was read");
-      ++num_read;
-    } catch (const HandOverError&) {
-    }
-  }
-  return num_read;
+  return fuzz_frames<HandOverError>(count, seed, kv_frame_samples(), kFrameHeadBytes,
+                                    [](Bytes frame) { return kv_frame_round_trip(frame); });
 }
 
 }  // namespace

@@ -2,9 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <algorithm>
 #include <cstring>
-#include <random>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,6 +11,7 @@
 #include "comm/short_code.h"
 #include "core/error.h"
 #include "engine/step_wire.h"
+#include "testing/frame_fuzz.h"
 #include "testing/rank_frame_round_trip.h"
 #include "testing/register.h"
 
@@ -22,48 +21,9 @@ using namespace py::literals;
 namespace llmserve {
 namespace {
 
-Bytes bytes_of_text(std::string_view text) { return std::as_bytes(std::span(text)); }
-
-py::bytes to_python(Bytes bytes) {
-  return py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-}
-
-RankBytes mutated(std::mt19937_64& random, const std::vector<RankBytes>& frames) {
-  RankBytes frame = frames[random() % frames.size()];
-  for (uint64_t i = random() % 4; i-- > 0;) {
-    const size_t at = frame.empty() ? 0 : random() % frame.size();
-    switch (random() % 4) {
-      case 0:
-        if (!frame.empty()) frame[at] = static_cast<std::byte>(random());
-        break;
-      case 1:
-        if (!frame.empty()) frame[at] ^= std::byte{1} << (random() % 8);
-        break;
-      case 2:
-        frame.resize(at);
-        break;
-      default:
-        frame.insert(frame.begin() + static_cast<int64_t>(at), random() % 9,
-                     static_cast<std::byte>(random()));
-    }
-  }
-  return frame;
-}
-
-// Reads `count` frames that are nearly right; returns how many were.
 int64_t fuzz(int64_t count, uint64_t seed) {
-  std::mt19937_64 random(seed);
-  const std::vector<RankBytes> frames = rank_frame_samples();
-  int64_t num_read = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const RankBytes frame = mutated(random, frames);
-    try {
-      check_internal(rank_frame_round_trip(frame) == frame, "a frame is written as it was read");
-      ++num_read;
-    } catch (const DeviceError&) {
-    }
-  }
-  return num_read;
+  return fuzz_frames<DeviceError>(count, seed, rank_frame_samples(), kRankHeadBytes,
+                                  [](Bytes frame) { return rank_frame_round_trip(frame); });
 }
 
 }  // namespace

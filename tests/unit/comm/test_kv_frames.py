@@ -30,7 +30,7 @@ def test_each_type_is_written_as_it_was_read() -> None:
         assert testing.read_kv_frame(frame) == frame
 
 
-@pytest.mark.parametrize("type", range(8))
+@pytest.mark.parametrize("type", range(9))
 def test_a_frame_that_is_cut_or_longer_is_refused(type: int) -> None:
     frame = SAMPLES[type]
     for length in range(len(frame)):
