@@ -3,6 +3,7 @@
     python benchmarks/peers/run.py prepare   # virtual environments; llama.cpp builds for minutes
     python benchmarks/peers/run.py measure --shape tinyllama-1.1b   # engines; to benchmarks/results
     python benchmarks/peers/run.py serve --shape tinyllama-1.1b   # HTTP servers; likewise
+    python benchmarks/peers/run.py speculate --results FILE   # the demo pair, beside llama.cpp
     python benchmarks/peers/run.py start --shape tinyllama-1.1b   # time to first token; memory
     python benchmarks/peers/run.py report    # puts the results into the pages of docs/performance
 
@@ -28,6 +29,7 @@ import engines  # all from the two folders above
 import environments
 import page
 import servers
+import speculation
 import starts
 import targets
 from random_models import SHAPES
@@ -106,6 +108,16 @@ def main() -> None:
     starting.add_argument("--formats", nargs="+", choices=checkpoint_formats, default=["bfloat16"])
     add_systems(starting, engines.SYSTEMS)
     starting.add_argument("--rounds", type=int, default=5)
+
+    speculating = commands.add_parser("speculate", help="guessed tokens, beside llama.cpp")
+    speculating.set_defaults(run=speculation.measure)
+    speculating.add_argument(
+        "--intermediate-size", type=int, metavar="N", help="of the target; zeros beyond its own"
+    )
+    speculating.add_argument("--threads", type=int, default=1)
+    speculating.add_argument("--num-prompts", type=int, default=8)
+    speculating.add_argument("--rounds", type=int, default=3)
+    speculating.add_argument("--results", type=Path, help="file to write")
 
     reporting = commands.add_parser("report", help="write docs/performance.md and docs/performance")
     reporting.set_defaults(run=report)
