@@ -50,7 +50,7 @@ def test_the_commands_that_the_checks_run_are_marked() -> None:
     commands = {block["ci"]: block["code"] for block in BLOCKS if block["ci"]}
     assert commands["try"].strip() == 'pip install . && llmserve generate "Once upon a time"'
     assert commands["test"].strip() == (
-        "pip install '.[test]' -C cmake.define.LLMSERVE_TESTING=ON && pytest"
+        "pip install '.[test]' -C cmake.define.LLMSERVE_TESTING=ON && pytest -n 2 --dist loadfile"
     )
     assert commands["cuda"].strip() == (
         "pip install '.[cuda]' -C cmake.define.LLMSERVE_CUDA=ON -C cmake.version='>=3.26'"
