@@ -54,13 +54,17 @@ def samples(server: RunningServer) -> Samples:
     }
 
 
-def gpu_samples(throttle_reasons: tuple[str, ...] = (), **given: float) -> list[Any]:
+def gpu_samples(
+    throttle_reasons: tuple[str, ...] = (), xids: dict[int, int] | None = None, **given: float
+) -> list[Any]:
     """Of a server whose GPU says all that can be said."""
     figures = dict.fromkeys((field.name for field in dataclasses.fields(GpuReading)), 1.0)
     figures |= given
-    reading = GpuReading(**{**figures, "name": "GPU", "throttle_reasons": throttle_reasons})
+    said = {"name": "GPU", "index": "0", "throttle_reasons": throttle_reasons}
+    reading = GpuReading(**{**figures, **said})
     notice = SimpleNamespace(is_swinging=False, num_starts=2)
-    collector = GpuCollector(SimpleNamespace(reading=reading, notice=notice))
+    gpu = SimpleNamespace(reading=reading, notice=notice, xids=xids or {31: 1})
+    collector = GpuCollector(SimpleNamespace(gpus=[gpu]))
     return [sample for family in collector.collect() for sample in family.samples]
 
 
@@ -216,6 +220,7 @@ ALARMS: list[tuple[dict[str, Any], dict[str, tuple[str | None, str]]]] = [
     ({"nvlink_crc_errors": 8000.0}, {"GpuNvlinkCrcErrors": (None, "critical")}),
     ({"ecc_uncorrected_errors": 1.0}, {"GpuEccErrors": (None, "critical")}),
     ({"throttle_reasons": ("hw_thermal",)}, {"GpuThrottled": ("60s", "warning")}),
+    ({"xids": {31: 2}}, {"GpuXidErrors": (None, "critical")}),
 ]
 _SERIES = r"(llmserve:\w+)(\{[^}]*\})?"
 
@@ -243,7 +248,7 @@ def is_raised(expression: str, before: Samples, after: Samples) -> bool:
     text = re.sub(rf"increase\({_SERIES}\[\w+\]\)", change, expression)
     text = re.sub(rf"rate\({_SERIES}\[\w+\]\)", lambda found: f"({change(found)} / 60)", text)
     text = re.sub(_SERIES, current, text)
-    text = re.sub(r"(?:sum|max by \(\w+\)) ?\(([^()]*|\([^()]*\))\)", r"(\1)", text)
+    text = re.sub(r"(?:sum|max by \([\w, ]+\)) ?\(([^()]*|\([^()]*\))\)", r"(\1)", text)
     assert re.fullmatch(r"[-+*/().<>=\d e]*(?:nan[-+*/().<>=\d e]*)*", text), text
     return bool(eval(text, {"nan": float("nan")}))
 
@@ -300,6 +305,10 @@ def test_a_gpus_figures_are_there_and_what_holds_its_clock_down() -> None:
     assert found["llmserve:gpu_throttle_starts_total", None] == 2
     assert found["llmserve:gpu_pcie_replays_total", None] == 1
     assert found["llmserve:gpu_ecc_uncorrected_errors_total", None] == 1
+    told = {s.labels["xid"]: s.value for s in gpu_samples(xids={79: 2, 7: 1}) if "xid" in s.labels}
+    assert (told["79"], told["7"], told["31"]) == (2, 1, 0)
+    carried = {s.labels["direction"] for s in gpu_samples() if "nvlink_bytes" in s.name}
+    assert carried == {"to_gpu", "from_gpu"}
 
 
 def test_a_server_with_a_model_on_a_gpu_reads_it_and_stops_with_the_server(
@@ -310,7 +319,7 @@ def test_a_server_with_a_model_on_a_gpu_reads_it_and_stops_with_the_server(
     llm = AsyncLLM(demo_model_path(), num_threads=1, kv_cache_memory_bytes=2**23)
     with running_server(llm) as server:
         found = samples(server)
-        assert found["llmserve:gpu_temperature_celsius", (("gpu", "FakeGPU"),)] == 71
+        assert found["llmserve:gpu_temperature_celsius", (("gpu", "FakeGPU"), ("index", "0"))] == 71
     llm.close()
     assert not [t for t in threading.enumerate() if t.name == "gpu-watch"]
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from llmserve.insight.gpu_telemetry import THROTTLE_REASONS
+from llmserve.insight.gpu_telemetry import THROTTLE_REASONS, XID_MEANINGS
 from llmserve.insight.live_metrics import LiveMetrics
 
 # Limits of the recipes; those of docs/monitoring/alerts.yml are the same.
@@ -53,7 +53,7 @@ def examine(metrics: LiveMetrics, earlier: LiveMetrics | None = None) -> list[Fi
             for name, of_model in models.items()
             for finding in _model(of_model)
         ),
-        *_gpu(metrics),
+        *_gpus(metrics),
         *_memory(metrics),
         *_growth(metrics, earlier),
         *_requests(metrics),
@@ -104,7 +104,14 @@ def _speculation(metrics: LiveMetrics) -> Iterator[Finding]:
         )
 
 
-def _gpu(metrics: LiveMetrics) -> Iterator[Finding]:
+def _gpus(metrics: LiveMetrics) -> Iterator[Finding]:
+    gpus = metrics.by_gpu
+    is_busy = metrics.value("num_requests_running") > 0
+    for index, gpu in gpus.items():
+        yield from _gpu(gpu, "the GPU" if len(gpus) == 1 else f"GPU {index}", is_busy)
+
+
+def _gpu(metrics: LiveMetrics, it: str, is_busy: bool) -> Iterator[Finding]:
     held = [
         reason
         for reason in THROTTLE_REASONS.values()
@@ -115,7 +122,7 @@ def _gpu(metrics: LiveMetrics) -> Iterator[Finding]:
         at = f" at {clock / 1e6:.0f} of {best / 1e6:.0f} MHz" if clock and best else ""
         is_hot = any("thermal" in reason for reason in held)
         yield Finding(
-            f"the GPU is throttled{at}: {', '.join(held)}",
+            f"{it} is throttled{at}: {', '.join(held)}",
             "it is too hot" if is_hot else "it reaches its power limit, or its supply is short",
             "better cooling, or a lower power limit"
             if is_hot
@@ -123,9 +130,9 @@ def _gpu(metrics: LiveMetrics) -> Iterator[Finding]:
             "(`nvidia-smi -pl`) where the supply allows it; else nothing is wrong",
         )
     use = [v for (name, _), v in metrics.samples.items() if name == "gpu_utilization_perc"]
-    if use and max(use) < _MIN_GPU_USE and metrics.value("num_requests_running") > 0:
+    if use and max(use) < _MIN_GPU_USE and is_busy:
         yield Finding(
-            f"the GPU computes {max(use):.0%} of the time",
+            f"{it} computes {max(use):.0%} of the time",
             "small batches, or kernels that are not fused: each step waits for the host",
             "more requests at a time (--max-num-seqs), larger --max-num-batched-tokens; see "
             "whether decode steps are CUDA graphs (graph_replays_total)",
@@ -133,7 +140,7 @@ def _gpu(metrics: LiveMetrics) -> Iterator[Finding]:
     total = metrics.value("gpu_memory_total_bytes")
     if total and metrics.value("gpu_memory_used_bytes") > _CRITICAL_MEMORY * total:
         yield Finding(
-            f"the GPU's memory is {metrics.value('gpu_memory_used_bytes') / total:.0%} full",
+            f"{it}'s memory is {metrics.value('gpu_memory_used_bytes') / total:.0%} full",
             "weights, KV cache and other programs together; the next allocation may fail",
             "lower --gpu-memory-utilization, --kv-cache-dtype fp8, or end other programs",
         )
@@ -144,14 +151,26 @@ def _gpu(metrics: LiveMetrics) -> Iterator[Finding]:
     }
     if found := [f"{count:.0f} {what}" for what, count in errors.items() if count > 0]:
         yield Finding(
-            f"the GPU reports {', '.join(found)}",
+            f"{it} reports {', '.join(found)}",
             "memory or a link of the machine fails",
             "drain the server, reset the GPU, check its slot and bridges; replace it if they "
             "return",
         )
+    xids = {
+        dict(labels)["xid"]: value
+        for (name, labels), value in metrics.samples.items()
+        if name == "gpu_xid_errors_total" and value > 0
+    }
+    if xids:
+        known = [f"Xid {xid} ({XID_MEANINGS.get(int(xid), 'unknown')})" for xid in sorted(xids)]
+        yield Finding(
+            f"the driver reports errors of {it}: {', '.join(known)}",
+            "a kernel's mistake, or the GPU, its memory or a link of it fails",
+            "read `dmesg`; where it is not a program's error, drain the server and reset the GPU",
+        )
     if metrics.value("gpu_clock_swings") > 0:
         yield Finding(
-            "the GPU's clock goes up and down",
+            f"{it}'s clock goes up and down",
             "it boosts, is held down, and boosts again",
             "lock a clock that it holds (`nvidia-smi --lock-gpu-clocks=0,MHZ`)",
         )

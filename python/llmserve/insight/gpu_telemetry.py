@@ -1,10 +1,11 @@
-"""What NVML says of the GPU, and a notice when something holds its clock down."""
+"""What NVML says of the GPUs, and notices: of a clock that is held down, and of Xid errors."""
 
 import logging
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -22,6 +23,24 @@ THROTTLE_REASONS = {
     0x40: "hw_thermal",
     0x80: "power_brake",
 }
+# What the driver reports in these numbers (NVIDIA's "Xid Errors").
+XID_MEANINGS = {
+    13: "a kernel's error",
+    31: "a kernel read or wrote where there is no memory",
+    43: "a program's error stopped the GPU's work",
+    45: "work was ended early, after another error",
+    48: "a memory error that cannot be corrected",
+    62: "the GPU's firmware has halted",
+    63: "memory rows were replaced",
+    64: "memory rows could not be replaced",
+    74: "an NVLink error",
+    79: "the GPU has fallen off the bus",
+    92: "many memory errors that were corrected",
+    94: "a memory error that one program is hit by",
+    95: "a memory error that all programs are hit by",
+    119: "the GPU's firmware does not answer",
+    120: "an error of the GPU's firmware",
+}
 # So many starts of throttling within so many seconds: the clock boosts, is held down, boosts again.
 _SWING_STARTS = 4
 _SWING_WINDOW_S = 120.0
@@ -32,6 +51,7 @@ class GpuReading:
     """One look. None: this GPU does not say."""
 
     name: str
+    index: str  # as CUDA_VISIBLE_DEVICES has it: a number, or a UUID
     temperature_c: float | None
     power_w: float | None
     power_limit_w: float | None
@@ -48,36 +68,83 @@ class GpuReading:
     pcie_replays: float | None
     nvlink_replays: float | None  # of all links
     nvlink_crc_errors: float | None  # of all links
+    nvlink_rx_bytes: float | None  # that came over all links, likewise
+    nvlink_tx_bytes: float | None
     ecc_uncorrected_errors: float | None
     throttle_reasons: tuple[str, ...]
 
 
-def _visible_device() -> str:
-    """The first of CUDA_VISIBLE_DEVICES, which NVML does not look at: an index or a UUID."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip() or "0"
+def _open_nvml() -> ModuleType:
+    """The module, begun. Raises NotSupported that says what is missing."""
+    try:
+        import pynvml
+    except ImportError:
+        raise NotSupported(
+            "GPU telemetry needs nvidia-ml-py: pip install 'llmserve[cuda]'"
+        ) from None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise NotSupported(f"NVML does not give the GPU: {error}") from None
+    module: ModuleType = pynvml
+    return module
+
+
+def visible_devices() -> list[str]:
+    """The GPUs that CUDA sees, an index or a UUID each: those of CUDA_VISIBLE_DEVICES, which NVML
+    does not look at, or all. Raises NotSupported."""
+    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    if any(named):
+        return [name for name in named if name]
+    nvml = _open_nvml()
+    try:
+        return [str(index) for index in range(nvml.nvmlDeviceGetCount())]
+    except nvml.NVMLError as error:
+        raise NotSupported(f"NVML does not give the GPU: {error}") from None
 
 
 class GpuTelemetry:
-    """The GPU that CUDA's device 0 is. Raises NotSupported that says what is missing."""
+    """One GPU, by its index or UUID. Raises NotSupported that says what is missing."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "0") -> None:
+        nvml = self._nvml = _open_nvml()
+        self.index = device
         try:
-            import pynvml
-        except ImportError:
-            raise NotSupported(
-                "GPU telemetry needs nvidia-ml-py: pip install 'llmserve[cuda]'"
-            ) from None
-        self._nvml: ModuleType = pynvml
-        try:
-            pynvml.nvmlInit()
-            device = _visible_device()
             if device.isdigit():
-                self._handle = pynvml.nvmlDeviceGetHandleByIndex(int(device))
+                self._handle = nvml.nvmlDeviceGetHandleByIndex(int(device))
             else:
-                self._handle = pynvml.nvmlDeviceGetHandleByUUID(device)
-            self._name = str(pynvml.nvmlDeviceGetName(self._handle))
-        except pynvml.NVMLError as error:
+                self._handle = nvml.nvmlDeviceGetHandleByUUID(device)
+            self.name = str(nvml.nvmlDeviceGetName(self._handle))
+        except nvml.NVMLError as error:
             raise NotSupported(f"NVML does not give the GPU: {error}") from None
+        self._xid_events = self._listen()
+        self._xids: Counter[int] = Counter()
+
+    def _listen(self) -> Any:
+        """Where Xid errors arrive; None where the GPU or the driver tells nobody."""
+        nvml = self._nvml
+        try:
+            events = nvml.nvmlEventSetCreate()
+            nvml.nvmlDeviceRegisterEvents(self._handle, nvml.nvmlEventTypeXidCriticalError, events)
+        except (AttributeError, nvml.NVMLError):
+            return None
+        return events
+
+    def xids(self) -> Counter[int] | None:
+        """How often each Xid error came since this was made; None: the GPU tells nobody."""
+        nvml = self._nvml
+        while self._xid_events is not None:
+            try:
+                self._xids[int(nvml.nvmlEventSetWait(self._xid_events, 0).eventData)] += 1
+            except nvml.NVMLError:  # nothing has come
+                return self._xids.copy()
+        return None
+
+    def close(self) -> None:
+        """Listens no more."""
+        if self._xid_events is not None:
+            self._nvml.nvmlEventSetFree(self._xid_events)
+            self._xid_events = None
 
     def _ask(self, function: str, *arguments: object) -> Any:
         """None where the GPU or the driver has no such figure."""
@@ -97,6 +164,17 @@ class GpuTelemetry:
         known = [float(count) for count in counts if count is not None]
         return sum(known) if known else None
 
+    def _nvlink_bytes(self, field: str) -> float | None:
+        """Of all links, since the driver was loaded; None without any."""
+        nvml = self._nvml
+        try:
+            asked = [(getattr(nvml, field), link) for link in range(nvml.NVML_NVLINK_MAX_LINKS)]
+            values = nvml.nvmlDeviceGetFieldValues(self._handle, asked)
+        except (AttributeError, nvml.NVMLError):
+            return None
+        known = [float(v.value.ullVal) for v in values if v.nvmlReturn == nvml.NVML_SUCCESS]
+        return 1024 * sum(known) if known else None  # they count KiB
+
     def read(self) -> GpuReading:
         """Some milliseconds; from any thread."""
         nvml = self._nvml
@@ -106,7 +184,8 @@ class GpuTelemetry:
         if reasons is None:
             reasons = self._ask("CurrentClocksThrottleReasons")
         return GpuReading(
-            name=self._name,
+            name=self.name,
+            index=self.index,
             temperature_c=self._scaled(1, "Temperature", nvml.NVML_TEMPERATURE_GPU),
             power_w=self._scaled(1e-3, "PowerUsage"),
             power_limit_w=self._scaled(1e-3, "EnforcedPowerLimit"),
@@ -123,6 +202,8 @@ class GpuTelemetry:
             pcie_replays=self._scaled(1, "PcieReplayCounter"),
             nvlink_replays=self._nvlink_errors(nvml.NVML_NVLINK_ERROR_DL_REPLAY),
             nvlink_crc_errors=self._nvlink_errors(nvml.NVML_NVLINK_ERROR_DL_CRC_FLIT),
+            nvlink_rx_bytes=self._nvlink_bytes("NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX"),
+            nvlink_tx_bytes=self._nvlink_bytes("NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX"),
             ecc_uncorrected_errors=self._scaled(
                 1,
                 "TotalEccErrors",
@@ -175,33 +256,61 @@ class ThrottleNotice:
             )
 
 
-class GpuWatch:
-    """Reads every few seconds on a thread of its own and keeps the last reading."""
+class WatchedGpu:
+    """A GPU of a watch: the last reading, what was noticed, and the Xid errors so far."""
 
-    def __init__(self, telemetry: GpuTelemetry, period_s: float = 5.0) -> None:
+    def __init__(self, telemetry: GpuTelemetry) -> None:
         self._telemetry = telemetry
-        self._period_s = period_s
-        self._stop = threading.Event()
         self.notice = ThrottleNotice()
         self.reading = telemetry.read()
+        self.xids = telemetry.xids()
+
+    def look(self, now: float) -> None:
+        """Reads again, at this time in seconds."""
+        self.reading = self._telemetry.read()
+        self.notice.look(self.reading, now)
+        before, self.xids = self.xids or Counter(), self._telemetry.xids()
+        for xid, count in (self.xids or Counter()).items():
+            if count > before[xid]:
+                _log.warning(
+                    "%s (%s) reported Xid %d, %s",
+                    *(self.reading.name, self.reading.index, xid),
+                    XID_MEANINGS.get(xid, "which NVIDIA's list of Xid errors explains"),
+                )
+
+    def close(self) -> None:
+        """Listens no more."""
+        self._telemetry.close()
+
+
+class GpuWatch:
+    """Reads every few seconds on a thread of its own and keeps the last readings."""
+
+    def __init__(self, telemetries: Sequence[GpuTelemetry], period_s: float = 5.0) -> None:
+        self._period_s = period_s
+        self._stop = threading.Event()
+        self.gpus = [WatchedGpu(telemetry) for telemetry in telemetries]
         self._thread = threading.Thread(target=self._run, name="gpu-watch", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         while not self._stop.wait(self._period_s):
-            self.reading = self._telemetry.read()
-            self.notice.look(self.reading, time.monotonic())
+            for gpu in self.gpus:
+                gpu.look(time.monotonic())
 
     def close(self) -> None:
         """Ends the thread."""
         self._stop.set()
         self._thread.join()
+        for gpu in self.gpus:
+            gpu.close()
 
 
-def watch_gpu() -> GpuWatch | None:
-    """A watch; None, and a line in the log that says why, where NVML is not to be had."""
+def watch_gpus() -> GpuWatch | None:
+    """A watch of all GPUs that CUDA sees; None, and a line in the log that says why, where NVML is
+    not to be had."""
     try:
-        return GpuWatch(GpuTelemetry())
+        return GpuWatch([GpuTelemetry(device) for device in visible_devices()])
     except NotSupported as error:
         _log.warning("no GPU telemetry: %s", error)
         return None

@@ -60,6 +60,15 @@ class LiveMetrics:
                 found.setdefault(model, {})[name, labels] = value
         return {model: LiveMetrics(samples) for model, samples in found.items()} or {"": self}
 
+    @property
+    def by_gpu(self) -> dict[str, "LiveMetrics"]:
+        """What is of one GPU, by its index, in their order."""
+        found: dict[str, dict[tuple[str, frozenset[tuple[str, str]]], float]] = {}
+        for (name, labels), value in self.samples.items():
+            if "gpu" in (of := dict(labels)):
+                found.setdefault(of.get("index", "0"), {})[name, labels] = value
+        return {index: LiveMetrics(found[index]) for index in sorted(found)}
+
     def value(self, name: str, **labels: str) -> float:
         """A sample, summed over the labels that are not given; 0 if there is none."""
         wanted = set(labels.items())

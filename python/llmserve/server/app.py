@@ -10,7 +10,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
-from llmserve.insight.gpu_telemetry import watch_gpu
+from llmserve.insight.gpu_telemetry import watch_gpus
 from llmserve.server.access import Access, answer_error
 from llmserve.server.context import ServerContext
 from llmserve.server.gpu_metrics import GpuCollector
@@ -163,7 +163,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         has_gpu = any(model.llm.device == "cuda" for model in models)
-        watch = await asyncio.to_thread(watch_gpu) if has_gpu else None
+        watch = await asyncio.to_thread(watch_gpus) if has_gpu else None
         if watch is not None:
             metrics.registry.register(GpuCollector(watch))
         try:

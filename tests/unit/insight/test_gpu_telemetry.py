@@ -14,7 +14,8 @@ from llmserve.insight.gpu_telemetry import (
     GpuTelemetry,
     GpuWatch,
     ThrottleNotice,
-    watch_gpu,
+    visible_devices,
+    watch_gpus,
 )
 from llmserve.insight.live_metrics import LiveMetrics
 
@@ -28,13 +29,14 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
 
 
 def reading(*reasons: str) -> GpuReading:
-    return GpuReading("GPU", *(None,) * 16, throttle_reasons=reasons)
+    return GpuReading("GPU", "0", *(None,) * 18, throttle_reasons=reasons)
 
 
 def test_figures_come_in_base_units(nvml: FakeNvml) -> None:
     nvml.reasons = 0x04 | 0x40 | 0x01
     assert GpuTelemetry().read() == GpuReading(
         name="FakeGPU",
+        index="0",
         temperature_c=40,
         power_w=250,
         power_limit_w=700,
@@ -50,6 +52,8 @@ def test_figures_come_in_base_units(nvml: FakeNvml) -> None:
         pcie_replays=3,
         nvlink_replays=4,  # one of each of its four links
         nvlink_crc_errors=80,
+        nvlink_rx_bytes=4 * 139 * 2**20,  # KiB of each
+        nvlink_tx_bytes=4 * 138 * 2**20,
         ecc_uncorrected_errors=5,
         throttle_reasons=("power_cap", "hw_thermal"),  # idle is none
     )
@@ -57,9 +61,11 @@ def test_figures_come_in_base_units(nvml: FakeNvml) -> None:
 
 def test_what_a_gpu_does_not_say_is_none_and_an_older_name_serves(nvml: FakeNvml) -> None:
     nvml.missing = ["PowerUsage", "UtilizationRates", "CurrentClocksEventReasons"]
-    nvml.missing += ["NvLinkErrorCounter", "TotalEccErrors"]
+    nvml.missing += ["NvLinkErrorCounter", "TotalEccErrors", "FieldValues", "EventSetCreate"]
     nvml.reasons = 0x20
-    found = GpuTelemetry().read()
+    telemetry = GpuTelemetry()
+    found = telemetry.read()
+    assert (found.nvlink_rx_bytes, found.nvlink_tx_bytes, telemetry.xids()) == (None,) * 3
     assert (found.power_w, found.utilization, found.temperature_c) == (None, None, 40)
     assert (found.nvlink_replays, found.ecc_uncorrected_errors, found.pcie_replays) == (
         None,
@@ -69,13 +75,39 @@ def test_what_a_gpu_does_not_say_is_none_and_an_older_name_serves(nvml: FakeNvml
     assert found.throttle_reasons == ("sw_thermal",)
 
 
-@pytest.mark.parametrize(("visible", "asked"), [("", 0), ("3,1", 3), ("GPU-5a,GPU-7b", "GPU-5a")])
-def test_the_gpu_is_the_first_that_cuda_sees(
-    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, visible: str, asked: object
+@pytest.mark.parametrize(
+    ("visible", "asked"),
+    [("", [0, 1, 2]), ("3, 1", [3, 1]), ("GPU-5a,GPU-7b", ["GPU-5a", "GPU-7b"])],
+)
+def test_all_gpus_that_cuda_sees_are_watched(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, visible: str, asked: list[object]
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    GpuTelemetry()
-    assert nvml.asked_for == [asked]
+    nvml.num_gpus = 3
+    watch = watch_gpus()
+    assert watch is not None
+    watch.close()
+    assert nvml.asked_for == asked
+    assert [gpu.reading.index for gpu in watch.gpus] == visible_devices() == [str(i) for i in asked]
+    assert nvml.event_sets == {}  # nobody listens any more
+
+
+def test_xid_errors_are_counted_by_gpu_and_told_once(
+    nvml: FakeNvml, caplog: pytest.LogCaptureFixture
+) -> None:
+    nvml.num_gpus = 2
+    watch = GpuWatch([GpuTelemetry(device) for device in visible_devices()], period_s=1000)
+    nvml.xids["handle 1"] = [79, 31, 31, 999]
+    for _ in range(2):
+        for gpu in watch.gpus:
+            gpu.look(0.0)
+    watch.close()
+    assert [gpu.xids for gpu in watch.gpus] == [{}, {79: 1, 31: 2, 999: 1}]
+    assert [record.message for record in caplog.records] == [
+        "FakeGPU (1) reported Xid 79, the GPU has fallen off the bus",
+        "FakeGPU (1) reported Xid 31, a kernel read or wrote where there is no memory",
+        "FakeGPU (1) reported Xid 999, which NVIDIA's list of Xid errors explains",
+    ]
 
 
 def test_without_the_package_or_the_driver_it_says_what_is_missing(
@@ -87,7 +119,7 @@ def test_without_the_package_or_the_driver_it_says_what_is_missing(
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(NotSupported, match=r"needs nvidia-ml-py: pip install 'llmserve\[cuda\]'"):
         GpuTelemetry()
-    assert watch_gpu() is None
+    assert watch_gpus() is None
     assert "no GPU telemetry" in caplog.text
 
 
@@ -118,14 +150,14 @@ def test_a_clock_that_swings_is_told_once_until_it_is_steady(
 
 
 def test_a_watch_reads_again_and_again_until_it_is_closed(nvml: FakeNvml) -> None:
-    watch = GpuWatch(GpuTelemetry(), period_s=0.01)
+    watch = GpuWatch([GpuTelemetry()], period_s=0.01)
     nvml.temperature, nvml.reasons = 90, 0x40
     deadline = time.monotonic() + 30
-    while watch.notice.num_starts == 0 and time.monotonic() < deadline:
+    while watch.gpus[0].notice.num_starts == 0 and time.monotonic() < deadline:
         time.sleep(0.01)
     watch.close()
-    assert watch.reading.temperature_c == 90
-    assert watch.notice.num_starts == 1
+    assert watch.gpus[0].reading.temperature_c == 90
+    assert watch.gpus[0].notice.num_starts == 1
 
 
 def test_doctor_tells_of_throttling_and_of_a_clock_that_swings() -> None:
@@ -140,3 +172,20 @@ def test_doctor_tells_of_throttling_and_of_a_clock_that_swings() -> None:
     assert throttled.symptom == "the GPU is throttled at 1200 of 1980 MHz: hw_thermal"
     assert throttled.cause == "it is too hot"
     assert "lock a clock" in swings.action
+
+
+def test_doctor_tells_which_of_several_gpus_is_not_well() -> None:
+    text = (
+        'llmserve:gpu_throttled{gpu="G",index="0",reason="power_cap"} 0\n'
+        'llmserve:gpu_throttled{gpu="G",index="1",reason="power_cap"} 1\n'
+        'llmserve:gpu_sm_clock_hertz{gpu="G",index="0"} 1.98e9\n'
+        'llmserve:gpu_sm_clock_hertz{gpu="G",index="1"} 1.5e9\n'
+        'llmserve:gpu_max_sm_clock_hertz{gpu="G",index="1"} 1.98e9\n'
+        'llmserve:gpu_xid_errors_total{gpu="G",index="1",xid="74"} 2\n'
+        'llmserve:gpu_xid_errors_total{gpu="G",index="1",xid="7"} 1\n'
+    )
+    throttled, xids = examine(LiveMetrics.parse(text))
+    assert throttled.symptom == "GPU 1 is throttled at 1500 of 1980 MHz: power_cap"
+    assert xids.symptom == (
+        "the driver reports errors of GPU 1: Xid 7 (unknown), Xid 74 (an NVLink error)"
+    )
