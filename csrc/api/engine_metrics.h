@@ -31,6 +31,8 @@ struct EngineMetrics {
   int64_t num_decode_steps = 0;
   int64_t prefill_us = 0;
   int64_t decode_us = 0;
+  // Of these steps, those that began while another one was in flight
+  int64_t num_overlapped_steps = 0;
   // Decode steps on a device that are one launch: shapes of them recorded as graphs, and how often
   // those ran
   int64_t num_graph_captures = 0;

@@ -131,16 +131,22 @@ void register_scheduler(py::module_& module) {
   using Self = SteppedScheduler;
   py::class_<Self>(module, "Scheduler")
       .def(py::init([](const SchedulerConfig& config, const CacheConfig& cache,
-                       std::optional<Vocabulary> vocabulary, int32_t max_in_flight) {
-             if (max_in_flight < 1 || max_in_flight > Scheduler::kMaxInFlight) {
-               throw InvalidArgument(concat("max_in_flight must be 1 or ", Scheduler::kMaxInFlight,
-                                            ", got ", max_in_flight));
+                       std::optional<Vocabulary> vocabulary, int32_t max_in_flight,
+                       bool runs_ahead) {
+             const int32_t limit = runs_ahead ? Scheduler::kMaxAhead : Scheduler::kMaxInFlight;
+             if (max_in_flight < 1 || max_in_flight > limit) {
+               throw InvalidArgument(concat("max_in_flight must be 1 to ", limit,
+                                            runs_ahead ? " where plans run ahead" : "", ", got ",
+                                            max_in_flight));
              }
-             return std::make_unique<Self>(config, cache, std::move(vocabulary),
-                                           SchedulerOptions{.max_in_flight = max_in_flight});
+             return std::make_unique<Self>(
+                 config, cache, std::move(vocabulary),
+                 SchedulerOptions{.max_in_flight = max_in_flight, .runs_ahead = runs_ahead});
            }),
            "config"_a, "cache"_a, "vocabulary"_a = py::none(), "max_in_flight"_a = 1,
-           "With two plans in flight the second may run what the first one draws, by awaited_row.")
+           "runs_ahead"_a = true,
+           "With two plans in flight the second may run what the first one draws, by awaited_row; "
+           "without runs_ahead each of up to 4 decodes its share of the sequences instead.")
       .def(
           "add",
           [](Self& self, RequestId request_id, Tokens prompt_token_ids,

@@ -67,6 +67,7 @@ Engine::Engine(const EngineConfig& config, std::optional<Vocabulary> vocabulary,
   scheduler_ = std::make_unique<Scheduler>(
       scheduler, config_.cache, vocabulary_ ? &*vocabulary_ : nullptr, clock_,
       SchedulerOptions{.max_in_flight = executor_->max_in_flight(),
+                       .runs_ahead = executor_->runs_ahead(),
                        .limits = {.vocab_size = vocab_size_,
                                   .hidden_size = hidden_size_,
                                   .max_logprobs = config_.max_logprobs,
@@ -207,24 +208,9 @@ void Engine::reset_prefix_cache() {
   intake_ready_.notify_one();
 }
 
-void Engine::sleep(int32_t level) {
-  if (level != 1 && level != 2) {
-    throw InvalidArgument(concat("level must be 1 (KV cache) or 2 (weights too), got ", level));
-  }
-  run_on_thread(std::packaged_task<void()>([this, level] { fall_asleep(level); }));
-}
-
-void Engine::wake_up(const std::vector<MemoryPart>& parts) {
-  run_on_thread(std::packaged_task<void()>([this, parts] { restore(parts); }));
-}
-
-bool Engine::is_sleeping() const {
-  const std::lock_guard lock(intake_mutex_);
-  return std::ranges::count(is_released_, true) > 0;
-}
-
 void Engine::balance_experts(const ExpertBalanceOptions& options) {
   run_on_thread(std::packaged_task<void()>([this, &options] {
+    while (scheduler_->num_in_flight() > 0) finish_step();
     std::shared_ptr<const ExpertBalancer> balancer = executor_->balance_experts(options);
     const std::lock_guard lock(metrics_mutex_);
     expert_balancer_ = std::move(balancer);
@@ -246,40 +232,6 @@ void Engine::run_on_thread(std::packaged_task<void()> task) {
     const std::lock_guard lock(intake_mutex_);
     check_runs();
     throw;
-  }
-}
-
-void Engine::fall_asleep(int32_t level) {
-  while (scheduler_->num_in_flight() > 0) finish_step();  // of sequences that have ended
-  {
-    const std::lock_guard lock(intake_mutex_);
-    if (scheduler_->has_unfinished() || !intake_.requests.empty() || !intake_.taken_over.empty()) {
-      throw InvalidArgument(
-          concat("only an idle engine can sleep, and it has ", metrics().num_requests_running,
-                 " running and ", num_queued(),
-                 " waiting requests; wait until they have finished, or abort them"));
-    }
-    is_released_[static_cast<size_t>(MemoryPart::kKvCache)] = true;
-    if (level == 2) is_released_[static_cast<size_t>(MemoryPart::kWeights)] = true;
-  }
-  scheduler_->cancel_sends();  // a plan after wake_up() would send what is in the new pool
-  scheduler_->reset_prefix_cache();
-  tell_blocks();
-  if (speculator_) speculator_->reset();
-  executor_->release(MemoryPart::kKvCache);
-  if (level == 2) executor_->release(MemoryPart::kWeights);
-  keep_memory_use();
-  const std::lock_guard lock(metrics_mutex_);  // who called sleep() finds the cache empty
-  scheduler_->fill_metrics(metrics_);
-}
-
-void Engine::restore(const std::vector<MemoryPart>& parts) {
-  for (const MemoryPart part : parts) {
-    executor_->restore(part);
-    has_background_work_ = true;
-    keep_memory_use();
-    const std::lock_guard lock(intake_mutex_);
-    is_released_[static_cast<size_t>(part)] = false;
   }
 }
 
@@ -386,8 +338,8 @@ void Engine::take(News& news) {
   scheduler_->take(std::move(news));
 }
 
-// Where two steps may be in flight, the second is on its way before the first is waited for. An
-// empty plan says that nothing can go ahead: then all are finished.
+// Where several steps may be in flight, the last is on its way before the first is waited for. An
+// empty plan says that nothing can go ahead of that one.
 void Engine::step() {
   begin_step();
   Flight& newest = flights_.newest();
@@ -397,8 +349,27 @@ void Engine::step() {
     std::erase_if(newest.record.decisions,
                   [](const Decision& d) { return d.kind != DecisionKind::kPreempted; });
   }
-  const int32_t num_ahead = is_empty ? 0 : scheduler_->max_in_flight() - 1;
-  while (scheduler_->num_in_flight() > num_ahead) finish_step();
+  if (is_empty) finish_oldest();
+  while (scheduler_->num_in_flight() >= scheduler_->max_in_flight()) finish_step();
+}
+
+// Steps in flight that are not empty.
+int32_t Engine::num_busy() {
+  int32_t count = 0;
+  for (int32_t i = 0; i < flights_.size(); ++i)
+    if (!flights_[i].plan->is_empty()) ++count;
+  return count;
+}
+
+// With the empty ones behind it.
+void Engine::finish_oldest() {
+  bool has_finished = false;
+  while (scheduler_->num_in_flight() > 0) {
+    const bool has_work = flights_.oldest().plan->has_work();
+    if (has_work && has_finished) return;
+    has_finished |= has_work;
+    finish_step();
+  }
 }
 
 void Engine::draft(StepRecord& record) {
@@ -443,6 +414,7 @@ void Engine::begin_step() {
   record.num_sequences = plan.num_sequences();
   record.num_tokens = plan.num_tokens();
   record.num_prefill_tokens = plan.num_prefill_tokens;
+  record.num_in_flight = num_busy();
   scheduler_->take_decisions(record.decisions);
   record.decisions.insert(record.decisions.end(), draft_decisions_.begin(), draft_decisions_.end());
   if (!plan.has_work()) return;

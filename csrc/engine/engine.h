@@ -228,6 +228,8 @@ class Engine {
   void draft(StepRecord& record);
   void note_drafts(StepRecord& record, const StepResult& result);
   void begin_step();
+  int32_t num_busy();
+  void finish_oldest();
   void finish_step();
   void take_aborts();
   void let_go(std::span<const TokenEvent> events);

@@ -68,6 +68,9 @@ class Executor {
   // Steps that may be in flight, from launch() to wait(), at a time; at most
   // Scheduler::kMaxInFlight. An executor with one is asked for nothing ahead.
   virtual int32_t max_in_flight() const { return 1; }
+  // Whether a step may run tokens that the one before draws, of two in flight. If not, steps in
+  // flight have other sequences, or later tokens of their prompts.
+  virtual bool runs_ahead() const { return true; }
   // Begins one step, after those in flight. The plan's spans are not read after it returns. A plan
   // without sequences is a step, too: it runs nothing, and its wait() gives no rows. Throws
   // DeviceError (or any Error) when the step as a whole failed.

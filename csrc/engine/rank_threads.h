@@ -1,6 +1,7 @@
-// The ranks' threads: the same work on every rank at once.
+// The ranks' threads: the same work on every rank, several works in their order.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -24,20 +25,36 @@ class RankThreads {
   RankThreads& operator=(const RankThreads&) = delete;
 
   int num_ranks() const { return num_ranks_; }
-  // Whose work threw first, the last time that run() has thrown.
+  // Whose work threw first, the last time that one has.
   int failed_rank() const { return failed_rank_; }
 
   // Calls work(rank) once for each rank, a rank from 1 on always on the same thread, and returns
   // when all have ended. Rethrows what was thrown first: other ranks may have failed for it. One
-  // caller at a time.
+  // caller at a time, and nothing is posted.
   template <class Work>
-  void run(Work&& work) {
+  void run(const Work& work) {
     if (num_ranks() == 1) return work(0);
-    run_all({[](const void* context, int rank) {
-               (*static_cast<const std::remove_reference_t<Work>*>(context))(rank);
-             },
-             &work});
+    post_task(task_of(work));
+    finish_task(&work);
   }
+
+  // The same in two parts, of up to kMaxPosted works at a time, each of which a rank begins when it
+  // has ended the one before. post() begins it on the ranks from 1 on. finish(), of the oldest,
+  // does the part of rank 0. `work` lives until then, or until drain(), and is the same in both.
+  // Once a work has thrown, those posted after it are not begun, and finish() throws the same.
+  static constexpr int64_t kMaxPosted = 4;
+  template <class Work>
+  void post(const Work& work) {
+    if (num_ranks() > 1) post_task(task_of(work));
+  }
+  template <class Work>
+  void finish(const Work& work) {
+    if (num_ranks() == 1) return work(0);
+    finish_task(&work);
+  }
+  // After finish() has thrown, or where nobody will finish() what is posted: returns when no rank
+  // works. The caller ends exchanges with rank 0 first.
+  void drain() noexcept;
 
  private:
   struct Task {
@@ -45,8 +62,24 @@ class RankThreads {
     const void* work = nullptr;
   };
 
-  void run_all(const Task& task);
-  void run_rank(const Task& task, int rank);
+  // A work between post() and finish().
+  struct Posted {
+    Task task;
+    std::atomic<int> num_running{0};  // threads that have not ended it
+    std::atomic<bool> has_failed{false};
+  };
+
+  template <class Work>
+  static Task task_of(const Work& work) {
+    return {[](const void* context, int rank) { (*static_cast<const Work*>(context))(rank); },
+            &work};
+  }
+  Posted& posted(int64_t number) { return posted_[static_cast<size_t>(number % kMaxPosted)]; }
+  void post_task(const Task& task);
+  void finish_task(const void* work);
+  void wait_for_end(Posted& posted);
+  void retire();
+  void run_rank(Posted& posted, int rank);
   void serve(int rank);
   void stop();
 
@@ -56,13 +89,15 @@ class RankThreads {
   std::mutex mutex_;  // guards what follows
   std::condition_variable has_work_;
   std::condition_variable has_ended_;
-  Task task_;
-  // These three are looked at without the mutex, too, by who spins before it sleeps.
-  std::atomic<int64_t> num_tasks_{0};
+  std::array<Posted, kMaxPosted> posted_;
+  // These two, and Posted::num_running, are looked at without the mutex, too, by who spins before
+  // it sleeps.
+  std::atomic<int64_t> num_posted_{0};
   std::atomic<bool> is_stopping_{false};
-  std::atomic<int> num_running_{0};  // threads that have not ended the work at hand
+  int64_t num_finished_ = 0;             // the caller's
+  std::atomic<bool> has_failed_{false};  // a work that is posted has
   int failed_rank_ = 0;
-  std::exception_ptr failure_;        // the first, of the work at hand
+  std::exception_ptr failure_;        // the first, of what is posted
   std::vector<std::thread> threads_;  // of the ranks from 1 on
 };
 

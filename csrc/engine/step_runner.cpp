@@ -20,6 +20,10 @@
 namespace llmserve {
 namespace {
 
+// Of a step that another node may not read before the one before it has ended: less than the
+// buffers of a connection hold, so that whoever sends it waits for nobody.
+constexpr int64_t kMaxUnreadBytes = 32 << 10;
+
 std::unique_ptr<DraftWorker> make_draft(const EngineConfig& config, const Worker& target,
                                         MaskFiller& masks) {
   if (!config.draft || find_drafter(config.speculation.method).has_head()) return nullptr;
@@ -74,13 +78,15 @@ StepRunner::StepRunner(const EngineConfig& config, const Checkpoint& checkpoint,
       limits_{.max_num_seqs = config_.scheduler.max_num_seqs,
               .max_model_len = config_.scheduler.max_model_len,
               .block_size = config_.cache.block_size},
-      batch_builder_(config.cache.block_size, row_groups(config.cache.groups).size()),
       masks_(first().vocab_size()),
       draft_(make_draft(config_, first(), masks_)),
       head_(make_head()),
       sampler_(first().backend()),
       pooler_(first().backend().memory()),
       flights_(max_in_flight()) {
+  const BatchBuilder builder(config.cache.block_size, row_groups(config.cache.groups).size());
+  const auto num_places = static_cast<size_t>(has_stages() ? max_in_flight() : 1);
+  places_ = std::vector<BatchPlace>(num_places, {.builder = builder, .block = {}});
   if (steps_ != nullptr && !config_.speculation.is_exact())
     throw NotSupported(
         "speculative_config: rejection_sample_method 'rejection' draws on the host; use "
@@ -120,6 +126,7 @@ void StepRunner::meet_other_nodes() {
 
 // A worker goes on its rank's thread, as it came.
 StepRunner::~StepRunner() {
+  abandon();
   if (mover_) mover_->close();
   draft_.reset();
   head_.reset();
@@ -128,12 +135,13 @@ StepRunner::~StepRunner() {
 }
 
 StepBatch& StepRunner::build(const StepPlan& plan, const BatchShape& shape) {
-  const int64_t num_bytes = batch_builder_.num_bytes(shape);
+  auto& [builder, block] = places_[static_cast<size_t>(num_batches_++) % places_.size()];
+  const int64_t num_bytes = builder.num_bytes(shape);
   if (steps_ != nullptr)
-    return batch_builder_.build(
-        plan, shape, steps_->begin(num_bytes, std::ssize(plan.logit_rows), shape.num_rows));
-  if (std::ssize(block_) < num_bytes) block_.resize(static_cast<size_t>(num_bytes));
-  return batch_builder_.build(plan, shape, block_);
+    return builder.build(plan, shape,
+                         steps_->begin(num_bytes, std::ssize(plan.logit_rows), shape.num_rows));
+  if (std::ssize(block) < num_bytes) block.resize(static_cast<size_t>(num_bytes));
+  return builder.build(plan, shape, block);
 }
 
 StepRunner::Flight& StepRunner::begin_flight() {
@@ -161,7 +169,7 @@ void StepRunner::launch(const StepPlan& plan) {
     // Then a layer sees the routes of a step in parts, and those that fill it up are in the last.
     if (counts_ids && recorded && recorded->batch.num_tokens > first().backend().mlp_rows())
       recorded.reset();
-    StepBatch& batch = build(plan, recorded ? recorded->batch : batch_builder_.shape_of(plan));
+    StepBatch& batch = build(plan, recorded ? recorded->batch : places_[0].builder.shape_of(plan));
     flight.is_empty = false;
     flight.num_rows = batch.sample_tasks.size();
     flight.only_draws.assign(flight.num_rows, true);
@@ -180,6 +188,8 @@ void StepRunner::launch(const StepPlan& plan) {
                             .num_layers = static_cast<int32_t>(plan.wanted_layers.size()),
                             .counts_ids = counts_ids},
                            [&] { first().run(batch, draw); });
+    } else if (has_stages()) {
+      begin(plan, batch, flight);
     } else {
       run(plan, batch, flight);
     }
@@ -211,19 +221,72 @@ void StepRunner::run(const StepPlan& plan, StepBatch& batch, Flight& flight) {
   if (balancer_) balancer_->begin_step();
   run_on_ranks([&](int rank) {
     if (rank == 0 && leader_) leader_->run(wire_);
-    Worker& worker = *workers_[static_cast<size_t>(rank)];
-    worker.prepare(batch);
-    worker.run(batch, draw);
+    run_rank(rank, batch, draw);
   });
+}
+
+void StepRunner::run_rank(int rank, const StepBatch& batch, StepSink& sink) {
+  Worker& worker = *workers_[static_cast<size_t>(rank)];
+  worker.prepare(batch);
+  worker.run(batch, sink);
+}
+
+void StepRunner::begin(const StepPlan& plan, StepBatch& batch, Flight& flight) {
+  if (!config_.speculation.is_exact()) tell_guesses(plan, batch);
+  flight.batch = &batch;
+  flight.draw = std::make_unique<Draw>(*this, plan, batch, flight);
+  flight.work = {.runner = this, .flight = &flight};
+  flight.is_posted = false;
+  if (num_posted_ == num_begun_++) post(flight);
+}
+
+// False: it has to wait until no other step is posted.
+bool StepRunner::post(Flight& flight) {
+  if (num_posted_ == 0) {
+    if (!has_met_) leader_ ? meet_other_nodes() : meet();
+  } else if (balancer_) {
+    return false;  // places change between two steps
+  }
+  if (leader_) {
+    write_step(*flight.batch, config_.cache.block_size, hidden_size(), wire_);
+    if (num_posted_ > 0 && std::ssize(wire_) > kMaxUnreadBytes) return false;
+  }
+  if (balancer_) balancer_->begin_step();
+  if (leader_) run_guarded([&] { leader_->run(wire_); });
+  ranks_.post(flight.work);
+  flight.is_posted = true;
+  ++num_posted_;
+  return true;
+}
+
+// The part of rank 0.
+void StepRunner::end(Flight& flight) {
+  if (!flight.is_posted) post(flight);
+  masks_.begin(flight.batch->sample_tasks);
+  run_guarded([&] { ranks_.finish(flight.work); });
+  --num_posted_;
+  --num_begun_;
+}
+
+// Those that had to wait, in their order, as far as they may go now.
+void StepRunner::post_waiting() {
+  for (int32_t i = 1; i < flights_.size(); ++i) {
+    Flight& flight = flights_[i];
+    if (!flight.is_empty && !flight.is_posted && !post(flight)) return;
+  }
 }
 
 void StepRunner::run_on_ranks(const std::function<void(int rank)>& work) {
   const bool are_several = workers_.size() > 1 || leader_;
   if (are_several && !has_met_) leader_ ? meet_other_nodes() : meet();
+  if (!are_several) return ranks_.run(work);
+  run_guarded([&] { ranks_.run(work); });
+}
+
+void StepRunner::run_guarded(const std::function<void()>& work) {
   try {
-    ranks_.run(work);
+    work();
   } catch (const DeviceError& error) {
-    if (!are_several) throw;
     if (!leader_) throw RankFailure(ranks_.failed_rank(), error.what());
     give_up_exchanges();
     throw RankFailure(ranks_.failed_rank(), concat(error.what(), leader_->reasons()));
@@ -274,6 +337,10 @@ void StepRunner::meet() {
 }
 
 const SampledTokens& StepRunner::wait() {
+  if (has_stages() && !flights_.oldest().is_empty) {
+    end(flights_.oldest());
+    post_waiting();
+  }
   Flight& flight = flights_.retire();
   std::swap(sampled_, flight.sampled);
   if (steps_ == nullptr || flight.is_empty) return sampled_;
@@ -298,6 +365,9 @@ void StepRunner::cancel() noexcept {
 }
 
 void StepRunner::abandon() noexcept {
+  if (num_posted_ > 0) give_up_exchanges();  // of ranks that wait for rank 0
+  ranks_.drain();
+  num_posted_ = num_begun_ = 0;
   flights_.clear();
   if (steps_ != nullptr) steps_->abandon();
 }
@@ -387,6 +457,7 @@ void StepRunner::report_to(NewsSink sink) {
 }
 
 bool StepRunner::do_background_work() {
+  if (config_.parallel.pipeline > 1) return false;  // nothing was left for later
   std::atomic<bool> is_more{false};
   ranks_.run([&](int rank) {
     if (workers_[static_cast<size_t>(rank)]->pack_weight()) is_more = true;
@@ -396,6 +467,7 @@ bool StepRunner::do_background_work() {
 }
 
 bool StepRunner::do_idle_work() {
+  if (num_begun_ > 0) return false;
   std::atomic<bool> is_more{false};
   ranks_.run([&](int rank) {
     if (workers_[static_cast<size_t>(rank)]->reserve_blocks()) is_more = true;

@@ -1,6 +1,7 @@
 // The executor that runs a model: the host's side of a step. Workers compute.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -31,6 +32,11 @@ class NodeLeader;  // engine/node_leader.h
 // A step is one batch for all ranks, so that no two ranks can plan differently: every worker runs
 // it, each on its rank's thread, and tokens are drawn from the logits of rank 0.
 //
+// Among stages as many steps are in flight as there are stages, each in another one: launch() gives
+// a step to the ranks of other threads and nodes, which take steps in their order, and wait() does
+// the part of rank 0, of the last stage. A step that cannot lie there unread, or that has to be
+// alone, goes when those before it have ended.
+//
 // A rank that fails ends the exchanges of the others, and the step. The next step meets in a new
 // group: a DeviceError of several ranks is a RankFailure. Where some ranks are in other processes,
 // that step waits for them, up to the cluster's timeout.
@@ -50,11 +56,13 @@ class StepRunner final : public Executor {
              const std::stop_token& given_up = {});
   ~StepRunner() override;
 
-  // What guesses between two steps has the device to itself.
+  // What guesses between two steps has the device, or the stages, to itself.
   int32_t max_in_flight() const override {
-    const bool is_alone = steps_ != nullptr && !draft_ && !head_;
-    return is_alone && config_.async_scheduling ? Scheduler::kMaxInFlight : 1;
+    if (draft_ || head_ || !config_.async_scheduling) return 1;
+    if (steps_ != nullptr) return Scheduler::kMaxAhead;
+    return std::min(config_.parallel.pipeline, Scheduler::kMaxInFlight);
   }
+  bool runs_ahead() const override { return steps_ != nullptr; }
   void launch(const StepPlan& plan) override;
   const SampledTokens& wait() override;
   void abandon() noexcept override;
@@ -96,10 +104,33 @@ class StepRunner final : public Executor {
     std::vector<bool> only_draws;        // [S] of those that do, nothing follows is set
     std::vector<PendingSample> pending;  // [at least S]
     std::vector<SampledRow> answered;    // likewise
+    // Of a step among stages.
+    struct Work {
+      StepRunner* runner = nullptr;
+      Flight* flight = nullptr;
+      void operator()(int rank) const { runner->run_rank(rank, *flight->batch, *flight->draw); }
+    };
+    StepBatch* batch = nullptr;
+    std::unique_ptr<StepSink> draw;
+    Work work;
+    bool is_posted = false;
+  };
+  // A batch, and its integers where there is no device.
+  struct BatchPlace {
+    BatchBuilder builder;
+    std::vector<std::byte> block;
   };
   class Draw;  // what rank 0 does with a step's outputs
 
   Worker& first() const { return *workers_[0]; }
+  bool has_stages() const { return config_.parallel.pipeline > 1 && steps_ == nullptr; }
+  void run_rank(int rank, const StepBatch& batch, StepSink& sink);
+  void begin(const StepPlan& plan, StepBatch& batch, Flight& flight);
+  bool post(Flight& flight);
+  void end(Flight& flight);
+  void post_waiting();
+  // What a rank among several throws ends the others' exchanges: then they meet in a new group.
+  void run_guarded(const std::function<void()>& work);
   std::unique_ptr<NodeLeader> make_leader(const Checkpoint& checkpoint);
   void give_up_exchanges() noexcept;
   void meet_other_nodes();
@@ -107,8 +138,7 @@ class StepRunner final : public Executor {
   void meet();
   Flight& begin_flight();
   StepBatch& build(const StepPlan& plan, const BatchShape& shape);
-  // work(rank) on each rank's thread. What a rank among several throws ends the others' exchanges:
-  // then they meet in a new group.
+  // work(rank) on each rank's thread.
   void run_on_ranks(const std::function<void(int rank)>& work);
   std::unique_ptr<HeadWorker> make_head();
   // Tells the balancer where the ranks' weights are.
@@ -130,8 +160,11 @@ class StepRunner final : public Executor {
   std::vector<std::unique_ptr<Worker>> workers_;  // [ranks of this process]
   DeviceSteps* const steps_;                      // of rank 0's backend, or null
   const RecordingLimits limits_;
-  BatchBuilder batch_builder_;
-  std::vector<std::byte> block_;  // a batch's integers, where there is no device
+  std::vector<BatchPlace> places_;  // one a step in flight among stages, else one
+  int64_t num_batches_ = 0;
+  // Among stages, of the steps in flight that have sequences: all, and those that the ranks have.
+  int32_t num_begun_ = 0;
+  int32_t num_posted_ = 0;
   MaskFiller masks_;
   std::unique_ptr<DraftWorker> draft_;  // of config.draft, or null
   std::unique_ptr<HeadWorker> head_;    // likewise

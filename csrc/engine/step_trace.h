@@ -30,6 +30,7 @@ struct StepRecord {
   int32_t num_sequences = 0;
   int32_t num_tokens = 0;
   int32_t num_prefill_tokens = 0;
+  int32_t num_in_flight = 0;        // steps, with this one, when it began
   int32_t num_draft_tokens = 0;     // of num_tokens, guesses
   int32_t num_accepted_tokens = 0;  // of them, those that were right
   // After the step: sequences, and blocks of the KV pool that sequences refer to.

@@ -24,7 +24,9 @@ constexpr int64_t kMaxReserveBytes = 512 << 20;
 bool packs_later(const EngineConfig& config, const Checkpoint& checkpoint) {
   int64_t num_bytes = 0;
   for (const TensorEntry& entry : checkpoint.tensors()) num_bytes += entry.num_bytes;
-  return config.defer_packing.value_or(num_bytes >= kMinDeferredBytes);
+  // While steps are in flight in several stages, nobody has time between two of them.
+  return config.parallel.pipeline == 1 &&
+         config.defer_packing.value_or(num_bytes >= kMinDeferredBytes);
 }
 
 int64_t workspace_bytes(const Model& model, const EngineConfig& config) {

@@ -136,6 +136,16 @@ void KvCacheManager::truncate(BlockTable& table, int64_t num_tokens) {
 void KvCacheManager::give_back_replaced() {
   for (const int32_t block : replaced_) pool_.drop_ref(block);
   replaced_.clear();
+  last_readers_.clear();
+}
+
+// Steps are planned in order, and so are their readers.
+void KvCacheManager::give_back_replaced(int64_t step_id) {
+  const auto end = std::ranges::upper_bound(last_readers_, step_id);
+  const auto count = end - last_readers_.begin();
+  for (int64_t i = 0; i < count; ++i) pool_.drop_ref(replaced_[static_cast<size_t>(i)]);
+  replaced_.erase(replaced_.begin(), replaced_.begin() + count);
+  last_readers_.erase(last_readers_.begin(), end);
 }
 
 void KvCacheManager::fork(const BlockTable& parent, BlockTable& child) {

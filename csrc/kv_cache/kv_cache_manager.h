@@ -128,9 +128,12 @@ class KvCacheManager {
   // was told of.
   void truncate(BlockTable& table, int64_t num_tokens);
 
-  // Blocks that commit() replaced keep their reference, since a step in flight may read them still,
-  // until they are given back here.
+  // Blocks that commit() replaced keep their reference, since steps in flight may read them still,
+  // until they are given back here: all, or those that no step after `step_id` reads.
   void give_back_replaced();
+  void give_back_replaced(int64_t step_id);
+  // Steps are planned up to this one.
+  void note_step(int64_t step_id) { newest_step_ = step_id; }
   // Asks for what can_allocate() and allocate() of the table's next token will read.
   void prefetch_newest(const BlockTable& table) const {
     for (const std::vector<int32_t>& group : table.blocks)
@@ -272,6 +275,8 @@ class KvCacheManager {
   std::vector<StateCopy> state_copies_;  // not taken yet
   std::unordered_map<TokenHash, const BlockTable*, TokenHashBucket> announced_;
   std::vector<int32_t> replaced_;
+  std::vector<int64_t> last_readers_;  // of each, the newest step that was planned by then
+  int64_t newest_step_ = 0;
   bool tells_blocks_ = false;
   std::vector<BlockEvent> block_events_;  // by the keys of the first group
   PrefixCacheCounters counters_;

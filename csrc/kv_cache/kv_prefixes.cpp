@@ -105,6 +105,7 @@ bool KvCacheManager::cache_block(BlockTable& table, std::span<const int32_t> tok
   if (*equal == blocks[idx]) return true;
   pool_.add_ref(*equal);
   replaced_.push_back(blocks[idx]);
+  last_readers_.push_back(newest_step_);
   blocks[idx] = *equal;
   return true;
 }

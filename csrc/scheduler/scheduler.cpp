@@ -1,6 +1,7 @@
 #include "scheduler/scheduler.h"
 
 #include <algorithm>
+#include <ranges>
 #include <utility>
 
 #include "core/error.h"
@@ -28,6 +29,7 @@ Scheduler::Scheduler(const SchedulerConfig& config, const CacheConfig& cache,
       clock_(clock),
       policy_(options.policy ? std::move(options.policy) : make_policy(config)),
       max_in_flight_(options.max_in_flight),
+      runs_ahead_(options.runs_ahead && options.max_in_flight > 1),
       wanted_layers_(std::move(options.wanted_layers)),
       kv_cache_(cache, options.hasher, config.max_num_batched_tokens),
       admission_(config_, kv_cache_, vocabulary, options.limits),
@@ -37,8 +39,8 @@ Scheduler::Scheduler(const SchedulerConfig& config, const CacheConfig& cache,
       committer_(config_, *policy_, kv_cache_, admission_, book_, outbox_),
       flights_(max_in_flight_),
       newest_(&flights_.next()) {
-  check_internal(1 <= max_in_flight_ && max_in_flight_ <= kMaxInFlight,
-                 "one or two steps are in flight");
+  check_internal(1 <= max_in_flight_ && max_in_flight_ <= (runs_ahead_ ? kMaxAhead : kMaxInFlight),
+                 "no more steps are in flight than can be");
 }
 
 void Scheduler::add(Request request) { book_.add(std::move(request)); }
@@ -52,7 +54,14 @@ const StepPlan& Scheduler::schedule() {
   newest_->plan.step_id = ++num_steps_;
   newest_->plan.wanted_layers = wanted_layers_;
   newest_->start_us = clock_.now_us();
-  planner_.plan(*newest_, flights_.size(), max_in_flight_ > 1);
+  kv_cache_.note_step(num_steps_);
+  planner_.plan(*newest_, {.num_in_flight = flights_.size(),
+                           .runs_ahead = runs_ahead_,
+                           .num_shares = runs_ahead_ ? 1 : max_in_flight_});
+  const auto is_busy = [this](int32_t i) { return !flights_[i].plan.is_empty(); };
+  if (!newest_->plan.is_empty() &&
+      std::ranges::any_of(std::views::iota(0, flights_.size()), is_busy))
+    ++counters_.num_overlapped_steps;
   flights_.launch();
   return newest_->plan;
 }
@@ -295,6 +304,7 @@ void Scheduler::fill_metrics(EngineMetrics& metrics) const {
   book_.fill_metrics(metrics);
   metrics.num_prefill_steps = counters_.num_prefill_steps;
   metrics.num_decode_steps = counters_.num_decode_steps;
+  metrics.num_overlapped_steps = counters_.num_overlapped_steps;
   metrics.prefill_us = counters_.prefill_us;
   metrics.decode_us = counters_.decode_us;
   metrics.num_prefill_tokens = counters_.num_prefill_tokens;

@@ -18,6 +18,9 @@
 // preempts or finishes a sequence of a step in flight. It waits for that step, and so does every
 // sequence behind.
 //
+// Steps side by side: where they do not run ahead (SchedulerOptions), a sequence that decodes is in
+// one step in flight, and a prompt in as many as there are, each with its next chunk.
+//
 // Drafted tokens run behind a sequence's newest one, each with a logit row. commit() takes those
 // that equal what was drawn in their place, and the token drawn after them; so drafts change how
 // many tokens a step gives, and no token.
@@ -58,6 +61,10 @@ namespace llmserve {
 
 struct SchedulerOptions {
   int32_t max_in_flight = 1;
+  // Whether a step may run the token that the step before draws: then two are in flight at most. If
+  // not, each step decodes a share of the sequences, so that as many steps as may be in flight have
+  // work.
+  bool runs_ahead = true;
   RequestLimits limits;
   std::vector<int32_t> wanted_layers;  // of every plan; StepPlan::wanted_layers
   // Replaced only by tests.
@@ -67,7 +74,8 @@ struct SchedulerOptions {
 
 class Scheduler {
  public:
-  static constexpr int32_t kMaxInFlight = 2;
+  static constexpr int32_t kMaxInFlight = 4;
+  static constexpr int32_t kMaxAhead = 2;  // of steps that run ahead
 
   // `vocabulary` may be null: then no text is made. It and `clock` outlive the scheduler. Throws
   // InvalidArgument for a config that does not validate().
@@ -177,6 +185,7 @@ class Scheduler {
   const Clock& clock_;
   const std::unique_ptr<SchedulingPolicy> policy_;
   const int32_t max_in_flight_;
+  const bool runs_ahead_;
   const std::vector<int32_t> wanted_layers_;
   KvCacheManager kv_cache_;
   const RequestAdmission admission_;

@@ -30,9 +30,10 @@ DecisionKind waits_kind(BudgetBound bound) {
 }
 
 StepBudget BudgetRule::next(const RequestBook& book, const KvCacheManager& kv_cache,
-                            int64_t num_decodes, bool has_decodes) const {
-  StepBudget budget{.num_tokens = config_.max_num_batched_tokens, .num_decodes = num_decodes};
-  if (!has_decodes) return budget;
+                            const Step& step) const {
+  const int64_t num_decodes = step.num_decodes;
+  StepBudget budget{.num_tokens = share_tokens(book, step), .num_decodes = num_decodes};
+  if (!step.has_decodes) return budget;
   const auto bound_by = [&](int64_t num_tokens, BudgetBound bound) {
     if (num_tokens >= budget.num_tokens) return;
     budget.num_tokens = num_tokens;
@@ -41,6 +42,26 @@ StepBudget BudgetRule::next(const RequestBook& book, const KvCacheManager& kv_ca
   bound_by(pace_.max_tokens(num_decodes), BudgetBound::kPace);
   bound_by(spread_tokens(book, kv_cache, num_decodes), BudgetBound::kSpread);
   return budget;
+}
+
+// max_num_batched_tokens, or less where several steps are to have work: of n chunks in k stages the
+// last ends after n + k - 1 of the times that one takes, so that 4 k chunks are a few percent from
+// the best. Smaller ones than kMinShare cost more than they gain: weights are read for each.
+int64_t BudgetRule::share_tokens(const RequestBook& book, const Step& step) const {
+  constexpr int64_t kChunksAStep = 4;
+  constexpr int64_t kMinShare = 128;
+  const int64_t limit = config_.max_num_batched_tokens;
+  if (step.num_shares == 1 || !config_.enable_chunked_prefill) return limit;
+  const int64_t num_chunks = kChunksAStep * step.num_shares;
+  int64_t num_left = 0;
+  const auto count = [&](const Sequence* sequence) {
+    if (sequence->num_to_run() > 1) num_left += sequence->num_to_run();
+    return num_left < num_chunks * limit;
+  };
+  if (!std::ranges::all_of(book.running(), count) || !std::ranges::all_of(book.waiting(), count))
+    return limit;
+  const int64_t share = std::max((num_left + num_chunks - 1) / num_chunks, kMinShare);
+  return std::min(step.num_decodes + share, limit);
 }
 
 // Tokens of this step with which each prompt, in its turn, has run as many steps before the batch

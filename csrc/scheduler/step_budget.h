@@ -1,9 +1,11 @@
 // How many tokens a step may run: max_num_batched_tokens at most. While sequences decode, the bound
 // is also what runs in max_stall_us at the rate of the last steps with prompts (step_pace.h). In a
 // spread batch it is also the prompt tokens that have to run by now for all requests to end
-// together (min_spread_tokens, spread_size.h).
+// together (min_spread_tokens, spread_size.h). Where several steps are to have work at once, each
+// takes a part of the prompts that are there.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "api/engine_config.h"
@@ -30,6 +32,8 @@ struct StepBudget {
   // Tokens that the next sequence in the order of service may take: each decoding one behind it is
   // sure of its token.
   int64_t num_free() const { return num_tokens - num_decodes; }
+  // One of them is in the step, or will not be.
+  void leave_decode() { num_decodes = std::max<int64_t>(num_decodes - 1, 0); }
 };
 
 class BudgetRule {
@@ -39,10 +43,13 @@ class BudgetRule {
         pace_(config.max_stall_us),
         spread_(config.min_spread_tokens, config.max_num_batched_tokens) {}
 
-  // The budget of a step with num_decodes decoding sequences. has_decodes: some sequence decodes,
-  // now or after this step.
-  StepBudget next(const RequestBook& book, const KvCacheManager& kv_cache, int64_t num_decodes,
-                  bool has_decodes) const;
+  // What is planned: num_decodes decoding sequences, and some of what has prompts left.
+  struct Step {
+    int64_t num_decodes = 0;
+    bool has_decodes = false;  // some sequence decodes, now or after this step
+    int32_t num_shares = 1;    // so many steps are to have work at once
+  };
+  StepBudget next(const RequestBook& book, const KvCacheManager& kv_cache, const Step& step) const;
 
   // No sequence runs: a batch begins.
   void begin_batch() { spread_.begin_batch(); }
@@ -53,6 +60,7 @@ class BudgetRule {
   }
 
  private:
+  int64_t share_tokens(const RequestBook& book, const Step& step) const;
   int64_t spread_tokens(const RequestBook& book, const KvCacheManager& kv_cache,
                         int64_t num_decodes) const;
 

@@ -19,7 +19,7 @@ void StepCommitter::commit(const StepFlight& flight, const SampledTokens& sample
   sampled_ = &sampled;
   now_us_ = now_us;
   prefetch_books(flight);
-  kv_cache_.give_back_replaced();  // by the commit before; this step was the last to read them
+  kv_cache_.give_back_replaced(plan_->step_id);  // no step after this one reads them
   size_t row = 0;
   for (size_t i = 0; i < flight.sequences.size(); ++i) {
     const size_t first_row = row;

@@ -7,10 +7,9 @@
 
 namespace llmserve {
 
-void StepPlanner::plan(StepFlight& flight, int32_t num_in_flight, bool runs_ahead) {
+void StepPlanner::plan(StepFlight& flight, const Company& company) {
   flight_ = &flight;
-  num_in_flight_ = num_in_flight;
-  runs_ahead_ = runs_ahead;
+  company_ = company;
   stands_still_ = has_preempted_ = false;
   wake_us_ = SchedulingPolicy::kNever;
   if (book_.running().is_empty()) budget_rule_.begin_batch();
@@ -24,20 +23,24 @@ void StepPlanner::plan(StepFlight& flight, int32_t num_in_flight, bool runs_ahea
     admit_waiting(budget);
   }
   schedule_branches(has_preempted_ || stands_still_ ? StepBudget() : budget);
-  if (step().is_empty() && num_in_flight_ == 0) let_go_of_held();
+  if (step().is_empty() && company_.num_in_flight == 0) let_go_of_held();
   kv_cache_.take_transfers(step().transfers);
   kv_cache_.take_state_copies(step().state_copies);
   book_.drop_ended();
 }
 
-StepBudget StepPlanner::step_budget() const {
-  bool has_decodes = false;  // that wait for their next token: from this step, or from one after it
+StepBudget StepPlanner::step_budget() {
+  int64_t num_decoding = 0;  // that wait for their next token: from this step, or from another
   int64_t num_decodes = 0;
   for (const Sequence* sequence : book_.running()) {
-    has_decodes = has_decodes || sequence->num_to_run() <= 1;
+    if (sequence->num_to_run() <= 1) ++num_decoding;
     if (sequence->is_decoding() && !waits_for_step(*sequence)) ++num_decodes;
   }
-  return budget_rule_.next(book_, kv_cache_, num_decodes, has_decodes);
+  num_decodes_left_ = (num_decoding + company_.num_shares - 1) / company_.num_shares;
+  return budget_rule_.next(book_, kv_cache_,
+                           {.num_decodes = std::min(num_decodes, num_decodes_left_),
+                            .has_decodes = num_decoding > 0,
+                            .num_shares = company_.num_shares});
 }
 
 void StepPlanner::schedule_running(StepBudget& budget) {
@@ -48,7 +51,13 @@ void StepPlanner::schedule_running(StepBudget& budget) {
       ++i;
       continue;
     }
-    if (sequence.is_decoding()) --budget.num_decodes;
+    if (sequence.is_decoding() && num_decodes_left_-- == 0) {  // the next step has it
+      num_decodes_left_ = 0;
+      decide(sequence, DecisionKind::kWaitsForStep, 0);
+      ++i;
+      continue;
+    }
+    if (sequence.is_decoding()) budget.leave_decode();
     const int64_t num_new_tokens = std::min(sequence.num_to_run(), budget.num_free());
     if (num_new_tokens <= 0) {
       decide(sequence, waits_kind(budget.bound), 0);
@@ -106,12 +115,12 @@ StepPlanner::Room StepPlanner::make_room(Sequence& sequence, int64_t num_new_tok
     Sequence& victim = pick_victim(place);
     const bool is_itself = &victim == &sequence;
     if (victim.num_in_flight > 0 || KvCacheManager::is_moving(victim.table) ||
-        (is_itself && num_in_flight_ > 0)) {
+        (is_itself && company_.num_in_flight > 0)) {
       decide(sequence, DecisionKind::kWaitsForBlocks,
              kv_cache_.num_needed(sequence.table, sequence.num_scheduled, num_new_tokens));
       return Room::kWaits;
     }
-    if (!is_itself && victim.is_decoding() && !waits_for_step(victim)) --budget.num_decodes;
+    if (!is_itself && victim.is_decoding() && !waits_for_step(victim)) budget.leave_decode();
     decide(victim, DecisionKind::kPreempted, victim.table.num_references());
     book_.preempt(victim);
     has_preempted_ = true;
@@ -515,7 +524,7 @@ LogitRow StepPlanner::row_of(const Sequence& sequence, int32_t sample_index,
 bool StepPlanner::is_awaitable(const Sequence& sequence) const {
   const int64_t num_tokens = sequence.num_scheduled + 1;  // with the one to be drawn
   const int64_t num_generated = num_tokens - sequence.num_prompt_tokens;
-  return runs_ahead_ && !sequence.has_drafter && sequence.num_samples == 1 &&
+  return company_.runs_ahead && !sequence.has_drafter && sequence.num_samples == 1 &&
          num_generated < sequence.max_tokens && num_tokens < config_.max_model_len &&
          !sequence.params().needs_newest_token() && !sequence.context->request.beam_search;
 }

@@ -28,9 +28,13 @@ class StepPlanner {
         book_(book),
         budget_rule_(budget_rule) {}
 
-  // Fills a flight whose start_us and plan.step_id are set, behind num_in_flight others.
-  // runs_ahead: a step may run tokens that one in flight draws.
-  void plan(StepFlight& flight, int32_t num_in_flight, bool runs_ahead);
+  struct Company {
+    int32_t num_in_flight = 0;  // steps before this one
+    bool runs_ahead = false;    // it may run tokens that the last of them draws
+    int32_t num_shares = 1;     // of the sequences that decode it takes one
+  };
+  // Fills a flight whose start_us and plan.step_id are set.
+  void plan(StepFlight& flight, const Company& company);
   // After an empty plan: when the next one may have work; see Scheduler::wake_us().
   int64_t wake_us() const { return wake_us_; }
 
@@ -39,7 +43,7 @@ class StepPlanner {
   enum class Room : uint8_t { kMade, kLeft, kWaits };
 
   StepPlan& step() { return flight_->plan; }
-  StepBudget step_budget() const;
+  StepBudget step_budget();
   void schedule_running(StepBudget& budget);
   bool waits_for_step(const Sequence& sequence) const;
   bool cannot_run(const Sequence& sequence);
@@ -84,9 +88,9 @@ class StepPlanner {
 
   // Of the step that is planned.
   StepFlight* flight_ = nullptr;
-  int32_t num_in_flight_ = 0;
-  bool runs_ahead_ = false;
-  bool stands_still_ = false;  // a sequence needs what a step in flight holds
+  Company company_;
+  int64_t num_decodes_left_ = 0;  // that the step may take still
+  bool stands_still_ = false;     // a sequence needs what a step in flight holds
   bool has_preempted_ = false;
   int64_t wake_us_ = SchedulingPolicy::kNever;
 };

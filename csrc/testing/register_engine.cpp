@@ -79,6 +79,7 @@ struct OracleOptions {
   int64_t row_us = 0;               // and besides for each token
   int64_t invalid_request_id = -1;  // this request's rows come back as not finite
   int32_t max_in_flight = 1;
+  bool runs_ahead = true;
   int64_t sweep_bytes = 0;           // read by each step: what a forward leaves of the caches
   int64_t num_background_tasks = 0;  // those left are its mapped_bytes
   // Tokens are of the context as it is read back through the block tables (ShadowModel), instead of
@@ -118,6 +119,7 @@ class OracleExecutor final : public Executor {
   }
 
   int32_t max_in_flight() const override { return options_.max_in_flight; }
+  bool runs_ahead() const override { return options_.runs_ahead; }
   void launch(const StepPlan& plan) override {
     sum_ = std::accumulate(swept_.begin(), swept_.end(), uint64_t{0});
     SampledTokens sampled =
@@ -184,6 +186,7 @@ class FaultyExecutor final : public Executor {
         drafter_(std::move(drafter)) {}
 
   int32_t max_in_flight() const override { return executor_->max_in_flight(); }
+  bool runs_ahead() const override { return executor_->runs_ahead(); }
   void launch(const StepPlan& plan) override { executor_->launch(plan); }
   const SampledTokens& wait() override {
     const SampledTokens& sampled = executor_->wait();
@@ -262,6 +265,7 @@ void register_testing_engine(py::module_& testing) {
       .def_readwrite("row_us", &OracleOptions::row_us)
       .def_readwrite("invalid_request_id", &OracleOptions::invalid_request_id)
       .def_readwrite("max_in_flight", &OracleOptions::max_in_flight)
+      .def_readwrite("runs_ahead", &OracleOptions::runs_ahead)
       .def_readwrite("sweep_bytes", &OracleOptions::sweep_bytes)
       .def_readwrite("num_background_tasks", &OracleOptions::num_background_tasks)
       .def_readwrite("reads_blocks", &OracleOptions::reads_blocks)

@@ -209,7 +209,7 @@ void register_kv_cache(py::module_& testing) {
           py::arg("table"), py::arg("token_ids"), py::arg("num_computed"), py::kw_only(),
           py::arg("gives_back") = true,
           "gives_back: no step in flight reads the blocks that it replaces.")
-      .def("give_back_replaced", &KvCacheManager::give_back_replaced)
+      .def("give_back_replaced", py::overload_cast<>(&KvCacheManager::give_back_replaced))
       .def_property_readonly("replaced", &KvCacheManager::replaced)
       .def("fork", &KvCacheManager::fork)
       .def("release", &KvCacheManager::release)

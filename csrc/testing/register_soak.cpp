@@ -56,8 +56,9 @@ void register_testing_soak(py::module_& testing) {
       [](int64_t num_operations, const std::string& policy, int32_t num_blocks, int32_t block_size,
          int32_t max_num_seqs, int32_t max_num_batched_tokens, bool enable_prefix_caching,
          bool forge_collisions, const std::vector<int32_t>& windows, int32_t max_in_flight,
-         int32_t num_lower_blocks, int32_t num_state_slots, int32_t percent_drafted,
-         int32_t percent_handed_over, int32_t percent_late_masks, uint64_t seed) {
+         bool runs_ahead, int32_t num_lower_blocks, int32_t num_state_slots,
+         int32_t percent_drafted, int32_t percent_handed_over, int32_t percent_late_masks,
+         uint64_t seed) {
         SoakCounts counts;
         {
           const py::gil_scoped_release release;
@@ -70,6 +71,7 @@ void register_testing_soak(py::module_& testing) {
                                    .forge_collisions = forge_collisions,
                                    .windows = windows,
                                    .max_in_flight = max_in_flight,
+                                   .runs_ahead = runs_ahead,
                                    .num_lower_blocks = num_lower_blocks,
                                    .num_state_slots = num_state_slots,
                                    .percent_drafted = percent_drafted,
@@ -87,6 +89,7 @@ void register_testing_soak(py::module_& testing) {
       py::arg("enable_prefix_caching") = defaults.enable_prefix_caching,
       py::arg("forge_collisions") = defaults.forge_collisions,
       py::arg("windows") = defaults.windows, py::arg("max_in_flight") = defaults.max_in_flight,
+      py::arg("runs_ahead") = defaults.runs_ahead,
       py::arg("num_lower_blocks") = defaults.num_lower_blocks,
       py::arg("num_state_slots") = defaults.num_state_slots,
       py::arg("percent_drafted") = defaults.percent_drafted,

@@ -69,6 +69,7 @@ class Soak {
                     .num_state_slots = config.num_state_slots},
                    nullptr, clock_,
                    {.max_in_flight = config.max_in_flight,
+                    .runs_ahead = config.runs_ahead,
                     .hasher = config.forge_collisions ? &forged_hash : &chain_hash}),
         model_(config.num_blocks, config.block_size, kVocabSize, config.windows,
                config.num_lower_blocks, config.num_state_slots) {}

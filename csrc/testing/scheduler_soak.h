@@ -19,6 +19,7 @@ struct SoakConfig {
   bool forge_collisions = false;
   std::vector<int32_t> windows{0};  // of the cache groups; the first one keeps all tokens
   int32_t max_in_flight = 1;
+  bool runs_ahead = true;
   int32_t num_lower_blocks = 0;
   int32_t num_state_slots = 0;
   int32_t percent_drafted = 0;  // of the requests: their next tokens are guessed

@@ -48,6 +48,7 @@ def make_scheduler(
     is_fair: bool = False,
     windows: list[int] | None = None,
     max_in_flight: int = 1,
+    runs_ahead: bool = True,
     **fields: Any,
 ) -> Scheduler:
     cache = _core.CacheConfig(
@@ -64,7 +65,7 @@ def make_scheduler(
     vocabulary = None
     if bytes_by_id is not None:
         vocabulary = _core.Vocabulary(bytes_by_id, special_token_ids or [])
-    return Scheduler(config, cache, vocabulary, max_in_flight)
+    return Scheduler(config, cache, vocabulary, max_in_flight, runs_ahead)
 
 
 def add_request(scheduler: Scheduler, request_id: int, prompt: list[int], **fields: Any) -> None:

@@ -40,6 +40,7 @@ def engine_events(steps: Sequence[_core.StepRecord]) -> Iterator[Event]:
             "sequences": step.num_sequences,
             "tokens": step.num_tokens,
             "prefill tokens": step.num_prefill_tokens,
+            "in flight": step.num_in_flight,
         }
         now_us = step.start_us
         yield _slice(

@@ -312,7 +312,7 @@ class EngineOptions:
         False, _STEPS, "CUDA: decode steps are not recorded as graphs"
     )
     async_scheduling: bool | None = engine_option(
-        True, _STEPS, "CUDA: the next step is launched while one is under way"
+        True, _STEPS, "CUDA, stages: the next step is launched while one is under way"
     )
     hf_overrides: Mapping[str, object] | Callable[[Any], Any] | None = engine_option(
         None,

@@ -160,6 +160,11 @@ def _of_model(model: ServedModel, activity: Activity) -> Iterator[Metric]:
             "steps that a rank failed, and that ran again",
             metrics.num_rank_failures,
         ),
+        (
+            "overlapped_steps",
+            "steps that began while another one was in flight",
+            metrics.num_overlapped_steps,
+        ),
         ("prompt_tokens", "prompt tokens of admitted requests", metrics.num_prompt_tokens),
         ("prefill_tokens", "prompt tokens that were computed", metrics.num_prefill_tokens),
         ("recomputed_tokens", "of those, after a preemption", metrics.num_recomputed_tokens),

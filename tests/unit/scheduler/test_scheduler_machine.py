@@ -357,7 +357,11 @@ CASES += [
         {"percent_late_masks": 10, "percent_drafted": 50, "num_lower_blocks": 12},
     )
 ]
-CASES += [{**case, "max_in_flight": 2} for case in CASES]
+ALONE = list(CASES)
+CASES += [{**case, "max_in_flight": 2} for case in ALONE]
+CASES += [
+    {**case, "max_in_flight": 2 + i % 3, "runs_ahead": False} for i, case in enumerate(ALONE[::2])
+]
 # Far below the bound that the soak itself enforces, far above what is seen.
 MAX_STALL_STEPS = 500
 
@@ -371,7 +375,7 @@ def soak(case: dict[str, Any], seed: int, num_operations: int) -> None:
     idle = set()
     if not case.get("enable_prefix_caching", True):
         idle = {"num_hits", "num_evictions"}
-    if case.get("max_in_flight", 1) == 1:
+    if case.get("max_in_flight", 1) == 1 or not case.get("runs_ahead", True):
         idle |= {"num_awaited", "num_dropped"}
     if "percent_drafted" not in case:
         idle |= {"num_drafted", "num_accepted"}

@@ -196,7 +196,6 @@ def test_a_step_that_fails_takes_the_one_ahead_with_it_and_no_others() -> None:
 
 def test_one_or_two_steps_are_in_flight() -> None:
     for count in (0, 3):
-        with pytest.raises(
-            errors.InvalidArgument, match=f"max_in_flight must be 1 or 2, got {count}"
-        ):
+        message = f"max_in_flight must be 1 to 2 where plans run ahead, got {count}"
+        with pytest.raises(errors.InvalidArgument, match=message):
             make_scheduler(num_blocks=4, max_in_flight=count)
