@@ -14,6 +14,8 @@ namespace {
 
 constexpr std::chrono::milliseconds kGreetingPatience{5000};
 constexpr size_t kCodeBytes = sizeof(ShortCode);
+// Room is made for so much of a payload at a time: what its head says is not signed yet.
+constexpr size_t kPieceBytes = 1 << 20;
 
 Bytes text_bytes(std::string_view text) { return std::as_bytes(std::span(text)); }
 
@@ -200,8 +202,12 @@ RankFrame RankLink::receive(Deadline until) {
     throw DeviceError("a frame of another rank: it is not expected now");
   if (head.number != num_received_)
     throw DeviceError("a frame of another rank: its number is not the next");
-  payload_.resize(head.num_bytes);
-  read(payload_, until);
+  payload_.clear();
+  while (payload_.size() < head.num_bytes) {
+    const size_t done = payload_.size();
+    payload_.resize(done + std::min<size_t>(kPieceBytes, head.num_bytes - done));
+    read(std::span(payload_).subspan(done), until);
+  }
   ShortCode code{};
   read(code, until);
   if (!are_alike(code, short_code(receive_key_, {bytes, payload_})))

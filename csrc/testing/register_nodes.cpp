@@ -1,13 +1,16 @@
 // What the processes of one model send each other, for tests.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <sys/socket.h>
 
+#include <chrono>
 #include <cstring>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "comm/rank_frame.h"
+#include "comm/rank_link.h"
 #include "comm/short_code.h"
 #include "core/error.h"
 #include "engine/step_wire.h"
@@ -24,6 +27,23 @@ namespace {
 int64_t fuzz(int64_t count, uint64_t seed) {
   return fuzz_frames<DeviceError>(count, seed, rank_frame_samples(), kRankHeadBytes,
                                   [](Bytes frame) { return rank_frame_round_trip(frame); });
+}
+
+// A frame says that it has `claimed` bytes, of which so many come: what its reader says.
+std::string receive_claimed(uint64_t claimed, size_t num_sent) {
+  const auto [sender, receiver] = RankLink::make_pair();
+  const RankHeadBytes head =
+      to_bytes(RankHead{.type = RankFrameType::kStep, .num_bytes = claimed, .number = 0});
+  std::vector<std::byte> sent(head.begin(), head.end());
+  sent.resize(sent.size() + num_sent);
+  if (send(sender->fd(), sent.data(), sent.size(), MSG_NOSIGNAL) != std::ssize(sent))
+    throw InvalidArgument("receive_claimed: a socket takes less at a time");
+  try {
+    receiver->receive(std::chrono::steady_clock::now() + std::chrono::milliseconds(100));
+  } catch (const DeviceError& error) {
+    return error.what();
+  }
+  return "";
 }
 
 }  // namespace
@@ -50,6 +70,8 @@ void register_testing_nodes(py::module_& testing) {
       "read_rank_frame",
       [](std::string_view frame) { return to_python(rank_frame_round_trip(bytes_of_text(frame))); },
       "frame"_a, "The frame as it is written. Raises for what is none.");
+  testing.def("receive_claimed", &receive_claimed, "claimed"_a, "num_sent"_a,
+              py::call_guard<py::gil_scoped_release>());
   testing.def("fuzz_rank_frames", &fuzz, "count"_a, "seed"_a,
               py::call_guard<py::gil_scoped_release>());
 }
