@@ -100,6 +100,10 @@ void ParallelConfig::validate() const {
     throw NotSupported(concat("nnodes=", nodes, " with data_parallel_size=", data,
                               ": replicas are of one process; run a server each behind llmserve "
                               "route"));
+  if (overlaps_halves && nodes > 1 && pipeline > 1)
+    throw NotSupported(concat("enable_dbo with nnodes=", nodes, " and pipeline_parallel_size=",
+                              pipeline, ": stages exchange once a step, which half batches would "
+                              "not hide; leave enable_dbo out, or use tensor_parallel_size"));
   if (nodes > num_ranks())
     throw InvalidArgument(concat("nnodes=", nodes, " with ", num_ranks(),
                                  " ranks: each node has at least one; raise "

@@ -121,6 +121,10 @@ struct ParallelConfig {
   int32_t master_port = 29501;
   std::string cluster_key;          // that all of them have; none: on one machine alone
   int32_t cluster_timeout_s = 600;  // for others to come, at the start and after one was lost
+  // Steps that run a prompt, of at least so many tokens, run in two halves where ranks are on
+  // several nodes: one half's exchanges are on the wire while the other computes.
+  bool overlaps_halves = false;
+  int32_t min_overlapped_tokens = 512;
 
   static constexpr auto fields() {
     return std::tuple{
@@ -134,6 +138,8 @@ struct ParallelConfig {
         ConfigField{"master_port", &ParallelConfig::master_port, 1},
         ConfigField{"cluster_key", &ParallelConfig::cluster_key},
         ConfigField{"distributed_timeout_seconds", &ParallelConfig::cluster_timeout_s, 1},
+        ConfigField{"enable_dbo", &ParallelConfig::overlaps_halves},
+        ConfigField{"dbo_prefill_token_threshold", &ParallelConfig::min_overlapped_tokens, 2},
     };
   }
   int32_t num_ranks() const { return tensor * pipeline; }  // of a replica
@@ -144,6 +150,8 @@ struct ParallelConfig {
   int32_t first_rank() const { return first_rank_of(node); }
   int32_t num_local_ranks() const { return first_rank_of(node + 1) - first_rank(); }
   int32_t num_workers() const { return data * num_local_ranks(); }  // of this process
+  // Whether any step runs in halves: a wire is between the ranks of a layer.
+  bool has_halves() const { return overlaps_halves && nodes > 1 && pipeline == 1; }
   void validate() const;
 };
 

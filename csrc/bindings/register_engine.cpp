@@ -209,6 +209,12 @@ void register_trace(py::module_& module) {
       .def_readonly("sample_index", &Decision::sample_index)
       .def_property_readonly("kind", [](const Decision& decision) { return name(decision.kind); })
       .def_readonly("detail", &Decision::detail);
+  py::class_<ExchangeRecord>(module, "ExchangeRecord")
+      .def("__repr__", &field_repr)
+      .def_property_readonly("name", [](const ExchangeRecord& record) { return record.name; })
+      .def_readonly("half", &ExchangeRecord::half)
+      .def_readonly("start_us", &ExchangeRecord::start_us)
+      .def_readonly("duration_us", &ExchangeRecord::duration_us);
   py::class_<StepRecord>(module, "StepRecord")
       .def("__repr__", &field_repr)
       .def_readonly("step_id", &StepRecord::step_id)
@@ -475,6 +481,7 @@ void register_engine(py::module_& module) {
       .def("metrics", &EngineGroup::metrics, Release())
       .def("histograms", &EngineGroup::histograms, Release())
       .def("trace", &EngineGroup::trace, Release())
+      .def("exchanges", &EngineGroup::exchanges, Release())
       .def("request_records", &EngineGroup::request_records, Release())
       .def("request_record", &EngineGroup::request_record, "request_id"_a, Release())
       .def_property_readonly("failure", &EngineGroup::failure)

@@ -63,7 +63,7 @@ enum class RankOp : uint8_t {
 // "all_reduce".
 const char* name(RankOp op);
 
-inline constexpr uint32_t kRankProtocolVersion = 1;
+inline constexpr uint32_t kRankProtocolVersion = 2;
 inline constexpr size_t kRankHeadBytes = 24;
 inline constexpr uint64_t kMaxRankGreetingBytes = 16 << 10;
 inline constexpr uint64_t kMaxStepBytes = 1 << 30;  // of prompts' embeddings, most of it

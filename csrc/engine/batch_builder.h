@@ -42,6 +42,7 @@ struct StepBatch {
   std::vector<SampleTask> sample_tasks;             // [S], parallel to input.logit_rows
   std::vector<PooledRows> pooled_rows;              // one record a prompt, in the plan's order
   std::vector<std::pair<int32_t, int32_t>> copies;  // of blocks (source, destination), done first
+  int64_t second_half = 0;  // the first token of the second half; 0: all run at once
 };
 
 class BatchBuilder {

@@ -25,6 +25,7 @@
 #include "core/flight_ring.h"
 #include "engine/block_event_feed.h"
 #include "engine/event_buffer.h"
+#include "engine/exchange_log.h"
 #include "engine/executor.h"
 #include "engine/metrics_recorder.h"
 #include "engine/step_trace.h"
@@ -181,6 +182,10 @@ class Engine {
     return std::exchange(notice_, {});
   }
   std::vector<StepRecord> trace() const { return trace_.steps(); }
+  // What rank 0 has exchanged with other processes of late, oldest first.
+  std::vector<ExchangeRecord> exchanges() const {
+    return exchange_log_ ? exchange_log_->records() : std::vector<ExchangeRecord>();
+  }
   std::vector<RequestRecord> request_records() const { return trace_.requests(); }
   // None once a later request has taken the record's place.
   std::optional<RequestRecord> request_record(RequestId id) const { return trace_.request(id); }
@@ -286,6 +291,7 @@ class Engine {
   EngineMetrics metrics_;  // after the last step
   MemoryUse memory_use_;
   const std::shared_ptr<ExpertLoads> expert_loads_ = executor_->expert_loads();
+  const std::shared_ptr<const ExchangeLog> exchange_log_ = executor_->exchange_log();
   int64_t draft_us_ = 0;  // the engine thread's
   std::string notice_;
 

@@ -78,6 +78,7 @@ class EngineGroup final : private EngineListener {
   int64_t vocab_size() const { return first().vocab_size(); }
   std::string take_notice();
   std::vector<StepRecord> trace() const;
+  std::vector<ExchangeRecord> exchanges() const { return first().exchanges(); }
   std::vector<RequestRecord> request_records() const;
   std::optional<RequestRecord> request_record(RequestId id) const;
   // Requests that it goes on with since another one could not execute them.

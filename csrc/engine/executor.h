@@ -54,6 +54,7 @@ class RankFailure final : public DeviceError {
 class KvHost;   // comm/kv_host.h
 class KvMover;  // engine/kv_mover.h
 struct HandOverOptions;
+class ExchangeLog;     // engine/exchange_log.h
 class ExpertLoads;     // engine/expert_loads.h
 class ExpertBalancer;  // layers/expert_balancer.h
 struct ExpertBalanceOptions;
@@ -129,6 +130,8 @@ class Executor {
   virtual std::shared_ptr<const ExpertBalancer> balance_experts(const ExpertBalanceOptions&);
   // What was not as it should be when it was made, and did no harm; empty: nothing.
   virtual std::string warning() const { return {}; }
+  // What rank 0 exchanges with other processes; null: there are none.
+  virtual std::shared_ptr<const ExchangeLog> exchange_log() const { return nullptr; }
 
   // Gives a part's memory back to the system, or takes it again: the KV cache comes back empty, the
   // weights as they are on disk now. launch() needs both parts. Nothing happens if the part is

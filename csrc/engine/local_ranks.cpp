@@ -63,6 +63,10 @@ std::vector<RankEnds> meet_nodes(const ParallelConfig& parallel, const MeetingPl
     meet(
         pipeline + in_stage, pipeline, [&](int i) { return rank_of(i, in_stage); },
         [](RankEnds& rank) -> auto& { return rank.stages; });
+  for (int stage = 0; parallel.has_halves() && stage < pipeline; ++stage)
+    meet(
+        pipeline + tensor + stage, tensor, [&](int i) { return rank_of(stage, i); },
+        [](RankEnds& rank) -> auto& { return rank.second_half; });
   for (RankEnds& rank : ends) {
     if (!rank.tensor_ranks) rank.tensor_ranks = std::make_unique<SingleCommunicator>();
     if (!rank.stages) rank.stages = std::make_unique<SingleCommunicator>();

@@ -16,12 +16,6 @@ std::vector<std::unique_ptr<Worker>> make_workers(RankThreads& ranks, const Engi
                                                   const Checkpoint& checkpoint,
                                                   const std::shared_ptr<SharedModels>& shared);
 
-// What a worker exchanges through: with the ranks of its stage, and with those of other stages that
-// have its place there.
-struct RankEnds {
-  std::unique_ptr<Communicator> tensor_ranks;
-  std::unique_ptr<Communicator> stages;
-};
 // [local ranks]. All nodes call it for the same meeting. Throws DeviceError past the deadline.
 std::vector<RankEnds> meet_nodes(const ParallelConfig& parallel, const MeetingPlace& place,
                                  Deadline until);

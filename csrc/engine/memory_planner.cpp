@@ -11,6 +11,7 @@
 #include "core/human_bytes.h"
 #include "core/system.h"
 #include "engine/draft_planner.h"
+#include "engine/half_batches.h"
 #include "engine/worker_plan.h"
 #include "io/checkpoint.h"
 #include "io/packed_cache.h"
@@ -131,8 +132,19 @@ void add_rank(const ModelConfig& model, const Checkpoint& checkpoint, Backend& b
   const int32_t num_threads = thread_share(config, rank).count;
   const int64_t scratch_bytes =
       backend.scratch_bytes(largest_step(model, sizes.weights, config), num_threads);
+  const int64_t half_bytes =
+      config.parallel.has_halves()
+          ? 2 * plan_model(checkpoint, model, backend,
+                           {.format = resolve_weight_format(config.dtype, config.quantization),
+                            .max_tokens = first_half_of(config.scheduler.max_num_batched_tokens),
+                            .max_logit_rows = 1,
+                            .packed = &packed,
+                            .rank = tensor_rank(config, rank),
+                            .layers = layers})
+                    .workspace_bytes
+          : 0;
   const int64_t workspace_bytes =
-      sizes.workspace_bytes + layer_state_bytes(model, config) + scratch_bytes;
+      sizes.workspace_bytes + half_bytes + layer_state_bytes(model, config) + scratch_bytes;
   plan.ranks.push_back({.num_threads = num_threads,
                         .weight_bytes = sizes.weights.total_bytes(),
                         .workspace_bytes = workspace_bytes,

@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "comm/single_communicator.h"
 #include "core/start_thread.h"
 #include "engine/memory_planner.h"
 #include "engine/node_leader.h"
@@ -42,7 +41,8 @@ StepLimits limits_of(const EngineConfig& config, const Worker& worker) {
           .block_size = config.cache.block_size,
           .num_state_slots = config.cache.num_state_slots,
           .num_groups = row_groups(config.cache.groups).size(),
-          .max_wanted_layers = config.max_wanted_layers};
+          .max_wanted_layers = config.max_wanted_layers,
+          .has_halves = config.parallel.has_halves()};
 }
 
 }  // namespace
@@ -236,8 +236,7 @@ void NodeFollower::meet(RankMeeting meeting) {
                                            .timeout = std::chrono::minutes(10)},
                                           Clock::now() + kMeetingTime);
   const std::lock_guard lock(mutex_);
-  for (size_t i = 0; i < ends.size(); ++i)
-    workers_[i]->join(std::move(ends[i].tensor_ranks), std::move(ends[i].stages));
+  for (size_t i = 0; i < ends.size(); ++i) workers_[i]->join(std::move(ends[i]));
   has_met_ = can_abort_ = true;
 }
 
@@ -264,8 +263,7 @@ void NodeFollower::leave() {
   const std::lock_guard lock(mutex_);
   has_met_ = can_abort_ = false;
   for (const auto& worker : workers_)
-    if (worker)
-      worker->join(std::make_unique<SingleCommunicator>(), std::make_unique<SingleCommunicator>());
+    if (worker) worker->join(RankEnds::alone());
 }
 
 void NodeFollower::lose_leader() noexcept {

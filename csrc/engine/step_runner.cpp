@@ -92,6 +92,8 @@ StepRunner::StepRunner(const EngineConfig& config, const Checkpoint& checkpoint,
         "speculative_config: rejection_sample_method 'rejection' draws on the host; use "
         "device='cpu', or leave it at 'exact'");
   if (!leader_) return;
+  exchanges_ = std::make_shared<ExchangeLog>();
+  first().log_exchanges(*exchanges_);
   const std::stop_callback end(given_up, [this] { cancel(); });
   meet_other_nodes();
 }
@@ -117,8 +119,7 @@ void StepRunner::meet_other_nodes() {
   std::vector<RankEnds> ends = leader_->meet();
   {
     const std::lock_guard lock(exchanges_mutex_);
-    for (size_t i = 0; i < ends.size(); ++i)
-      workers_[i]->join(std::move(ends[i].tensor_ranks), std::move(ends[i].stages));
+    for (size_t i = 0; i < ends.size(); ++i) workers_[i]->join(std::move(ends[i]));
     has_met_ = true;
   }
   if (leader_->has_lost()) give_up_exchanges();  // before it could
@@ -217,7 +218,10 @@ void StepRunner::run(const StepPlan& plan, StepBatch& batch, Flight& flight) {
   masks_.begin(batch.sample_tasks);
   if (steps_ != nullptr) steps_->bring_over();
   Draw draw(*this, plan, batch, flight);
-  if (leader_) write_step(batch, config_.cache.block_size, hidden_size(), wire_);
+  if (leader_) {
+    batch.second_half = second_half_of(batch.input, plan.num_prefill_tokens, config_.parallel);
+    write_step(batch, config_.cache.block_size, hidden_size(), wire_);
+  }
   if (balancer_) balancer_->begin_step();
   run_on_ranks([&](int rank) {
     if (rank == 0 && leader_) leader_->run(wire_);
@@ -330,8 +334,9 @@ void StepRunner::meet() {
       if (group) return group->join(member, place);
       return std::make_unique<SingleCommunicator>();
     };
-    worker.join(join(of_stage[static_cast<size_t>(stage)], in_stage),
-                join(of_place[static_cast<size_t>(in_stage)], stage));
+    worker.join({.tensor_ranks = join(of_stage[static_cast<size_t>(stage)], in_stage),
+                 .stages = join(of_place[static_cast<size_t>(in_stage)], stage),
+                 .second_half = {}});
   });
   has_met_ = true;
 }

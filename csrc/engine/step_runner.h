@@ -84,6 +84,7 @@ class StepRunner final : public Executor {
   std::shared_ptr<const ExpertBalancer> balance_experts(
       const ExpertBalanceOptions& options) override;
   std::string warning() const override { return first().warning(); }
+  std::shared_ptr<const ExchangeLog> exchange_log() const override { return exchanges_; }
   // [L, T, E] f32 in the first worker's memory: the states of the last plan's wanted layers.
   const Tensor& layer_states() const { return first().layer_states(); }
   const Tensor* wanted_states() const override { return &layer_states(); }
@@ -157,6 +158,7 @@ class StepRunner final : public Executor {
   // The other processes of config.parallel.nodes; null: there are none.
   std::unique_ptr<NodeLeader> leader_;
   std::vector<std::byte> wire_;                   // a step for them
+  std::shared_ptr<ExchangeLog> exchanges_;        // of rank 0 with other processes'; or null
   std::vector<std::unique_ptr<Worker>> workers_;  // [ranks of this process]
   DeviceSteps* const steps_;                      // of rank 0's backend, or null
   const RecordingLimits limits_;

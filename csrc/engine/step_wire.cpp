@@ -37,6 +37,7 @@ void write_step(const StepBatch& batch, int64_t block_size, int64_t hidden_size,
   count(batch.pooled_rows.size());
   count(batch.copies.size());
   count(input.given_embeddings.size());
+  count(batch.second_half);
   for (const std::span<const int32_t> array : {input.token_ids, input.query_starts, input.kv_lens,
                                                input.adapters, input.state_slots, input.logit_rows})
     writer.array(array);
@@ -87,6 +88,10 @@ const StepBatch& StepReader::read(Bytes bytes) {
   const size_t num_pooled = size(limits_.max_sequences, "it has too many pooled prompts");
   const size_t num_copies = size(limits_.num_blocks, "it has too many copies");
   const size_t num_given = size(limits_.max_sequences, "it has too many given prompts");
+  const int64_t last_token = std::max<int64_t>(static_cast<int64_t>(num_tokens) - 1, 0);
+  batch_.second_half = static_cast<int64_t>(size(last_token, "its second half has no tokens"));
+  if (batch_.second_half > 0 && (!limits_.has_halves || num_layers + num_given > 0))
+    WireReader::fail("it runs in halves");
   reader.array(num_tokens, token_ids_);
   check_all(token_ids_, 0, limits_.vocab_size - 1, "a token that there is not");
   reader.array(num_sequences + 1, query_starts_);

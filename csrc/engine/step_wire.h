@@ -1,10 +1,10 @@
 // A step as it goes to ranks in other processes: what they run, without what is drawn from it.
 //
 // Little-endian: T, B, S, M and the numbers of groups, layers, pooled prompts, copies and given
-// prompts as u32, then token ids [T], query starts [B + 1], KV lengths [B], adapters [B], state
-// slots [B], logit rows [S], a block table [B, M] a group, layers, pooled prompts (begin, count,
-// position), copies (from, to), given prompts (begin, count) and their rows [count, E] f32.
-// Positions and slots follow from these.
+// prompts and where the second half begins as u32, then token ids [T], query starts [B + 1], KV
+// lengths [B], adapters [B], state slots [B], logit rows [S], a block table [B, M] a group, layers,
+// pooled prompts (begin, count, position), copies (from, to), given prompts (begin, count) and
+// their rows [count, E] f32. Positions and slots follow from these.
 #pragma once
 
 #include <cstdint>
@@ -33,6 +33,7 @@ struct StepLimits {
   int64_t num_state_slots = 0;
   size_t num_groups = 0;
   int64_t max_wanted_layers = 0;
+  bool has_halves = false;  // whether steps may run in halves
 };
 
 class StepReader {

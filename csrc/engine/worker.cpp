@@ -60,7 +60,7 @@ Worker::Worker(const EngineConfig& config, const Checkpoint& checkpoint, int ran
                          .first_kv_head;
   if (const int64_t num_bytes = layer_state_bytes(model().config(), config_); num_bytes > 0)
     layer_state_buffer_ = Buffer(num_bytes, backend_->memory());
-  arena_ = std::make_unique<Arena>(workspace_bytes_, backend_->memory());
+  make_workspace();
   restore(MemoryPart::kKvCache);
   const StepShape shape = largest_step(model().config(), model().weights(), config_);
   backend_->reserve_scratch(shape);
@@ -81,6 +81,7 @@ void Worker::release(MemoryPart part) {
     deferred_.clear();
     loaded_.reset();
     arena_.reset();
+    halves_.reset();
   }
 }
 
@@ -147,8 +148,8 @@ void Worker::load_weights() {
   std::shared_ptr<const LoadedModel> loaded =
       load(open_checkpoint(config_.model_path, config_text_));
   check_shapes(*loaded->model);
-  arena_ = std::make_unique<Arena>(workspace_bytes_, backend_->memory());
   loaded_ = std::move(loaded);
+  make_workspace();
 }
 
 // What is sized for the old model has to fit the new one: pool, workspace, vocabulary.
@@ -190,10 +191,36 @@ void Worker::lay_out_layer_states(const ModelInput& input) {
                          {num_layers, std::ssize(input.wanted_tokens), hidden_size_});
 }
 
+void Worker::make_workspace() {
+  arena_ = std::make_unique<Arena>(workspace_bytes_, backend_->memory());
+  if (!config_.parallel.has_halves()) return;
+  const int64_t most = first_half_of(config_.scheduler.max_num_batched_tokens);
+  halves_ = std::make_unique<HalfBatches>(model().workspace_bytes(most, 1),
+                                          thread_share(config_, rank_).first, backend_->memory());
+}
+
+void Worker::abort_exchanges() noexcept {
+  for (const auto& end : {&ends_.tensor_ranks, &ends_.stages, &ends_.second_half})
+    if (*end) (*end)->abort();
+}
+
+Tensor Worker::forward(const ForwardContext& context, int64_t second_half) {
+  if (second_half == 0) return model().forward(context);
+  check_internal(halves_ && ends_.second_half, "a step in halves has been planned for");
+  return halves_->forward(model(), context, second_half, *ends_.tensor_ranks, *ends_.second_half,
+                          log_);
+}
+
 void Worker::run(const StepBatch& batch, StepSink& sink) {
   lay_out_layer_states(batch.input);
   const Arena::Scope scope(*arena_);
-  const ParallelGroups groups{.tp = *tensor_ranks_, .pp = *stages_, .ep = alone_, .cp = alone_};
+  LoggedExchanges logged(log_);
+  WatchedCommunicator watched(*ends_.tensor_ranks, logged);
+  const ParallelGroups groups{
+      .tp = log_ != nullptr ? static_cast<Communicator&>(watched) : *ends_.tensor_ranks,
+      .pp = *ends_.stages,
+      .ep = alone_,
+      .cp = alone_};
   RouteObserver* routes =
       expert_loads_ && expert_loads_->is_counting() ? expert_loads_.get() : nullptr;
   if (routes_) {
@@ -208,7 +235,7 @@ void Worker::run(const StepBatch& batch, StepSink& sink) {
                                .layer_states = layer_states_,
                                .routes = routes};
   if (batch.has_awaited) steps_->take_awaited(batch.input.token_ids, batch.awaited_rows);
-  const Tensor hidden = model().forward(context);
+  const Tensor hidden = forward(context, batch.second_half);
   check_files();
   if (!layers_.is_last()) return;
   if (rank_ == 0) sink.take_hidden(hidden);
@@ -286,9 +313,10 @@ MemoryUse Worker::memory_use() const {
   const PoolUse pool = steps_ != nullptr ? steps_->pool_use() : PoolUse();
   const WeightReport* const weights =
       loaded_ && counts_weights() ? &loaded_->model->weights() : nullptr;
+  const int64_t half_bytes = halves_ ? halves_->num_bytes() : 0;
   return {.weight_bytes = weights != nullptr ? weights->total_bytes() : 0,
           .mapped_bytes = (weights != nullptr ? weights->mapped_bytes : 0) + deferred_bytes,
-          .workspace_bytes = (arena_ ? arena_->capacity_bytes() : 0) + scratch_bytes_ +
+          .workspace_bytes = (arena_ ? arena_->capacity_bytes() : 0) + half_bytes + scratch_bytes_ +
                              layer_state_buffer_.num_bytes(),
           .kv_cache_bytes = kv_storage_ ? kv_storage_->num_bytes() : 0,
           .pool_used_bytes = pool.used_bytes,

@@ -12,6 +12,7 @@
 #include "engine/batch_builder.h"
 #include "engine/executor.h"
 #include "engine/expert_loads.h"
+#include "engine/half_batches.h"
 #include "engine/kv_storage.h"
 #include "engine/loaded_model.h"
 #include "engine/worker_plan.h"
@@ -35,6 +36,19 @@ class StepSink {
   virtual void take_logits(const ConstTensor& logits, size_t begin) = 0;
 };
 
+// What a worker exchanges through.
+struct RankEnds {
+  std::unique_ptr<Communicator> tensor_ranks;  // the ranks of its stage
+  std::unique_ptr<Communicator> stages;        // those of other stages that have its place there
+  // The ranks of its stage again, for the second halves of steps; null: steps have none.
+  std::unique_ptr<Communicator> second_half;
+
+  // Nobody else.
+  static RankEnds alone() {
+    return {std::make_unique<SingleCommunicator>(), std::make_unique<SingleCommunicator>(), {}};
+  }
+};
+
 // A worker owns a backend with its threads, the rank's weights, its part of the KV cache and the
 // arena of a step's activations. All calls come from one thread, which is the rank's. Each may
 // throw; the worker can then be used for other steps, and what the failed one stored is undefined.
@@ -51,17 +65,12 @@ class Worker {
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  // Before the first run() among several ranks: what it exchanges through, from now on, with the
-  // ranks of its stage, and with those of other stages that have its place there.
-  void join(std::unique_ptr<Communicator> tensor_ranks, std::unique_ptr<Communicator> stages) {
-    tensor_ranks_ = std::move(tensor_ranks);
-    stages_ = std::move(stages);
-  }
+  // Before the first run() among several ranks: what it exchanges through from now on.
+  void join(RankEnds ends) { ends_ = std::move(ends); }
+  // Its exchanges are logged from now on, while the log is there.
+  void log_exchanges(ExchangeLog& log) { log_ = &log; }
   // Ends what the ranks are exchanging. Any thread may call it while run() is under way.
-  void abort_exchanges() noexcept {
-    tensor_ranks_->abort();
-    stages_->abort();
-  }
+  void abort_exchanges() noexcept;
   // Counts with another worker, of another stage.
   void share_expert_loads(const Worker& other) { expert_loads_ = other.expert_loads_; }
 
@@ -106,7 +115,7 @@ class Worker {
   int64_t scratch_bytes() const { return scratch_bytes_; }
   DeviceSteps* steps() const { return steps_; }  // the backend's, or null
   // What it exchanges through; valid until the next join().
-  Communicator& tensor_ranks() const { return *tensor_ranks_; }
+  Communicator& tensor_ranks() const { return *ends_.tensor_ranks; }
   // What stood in for config.json when the weights were last loaded; empty: nothing did.
   const std::string& config_text() const { return config_text_; }
   int64_t vocab_size() const { return vocab_size_; }
@@ -127,6 +136,8 @@ class Worker {
   void load_weights();
   void check_shapes(const Model& model) const;
   void lay_out_layer_states(const ModelInput& input);
+  void make_workspace();
+  Tensor forward(const ForwardContext& context, int64_t second_half);
   void check_files() const;
   // Of several replicas, the one that has loaded them.
   bool counts_weights() const { return loaded_->replica == config_.parallel.replica; }
@@ -154,8 +165,9 @@ class Worker {
   std::vector<KvPlace> kv_places_;
   DeviceSteps* const steps_;
   SingleCommunicator alone_;
-  std::unique_ptr<Communicator> tensor_ranks_ = std::make_unique<SingleCommunicator>();
-  std::unique_ptr<Communicator> stages_ = std::make_unique<SingleCommunicator>();
+  RankEnds ends_ = RankEnds::alone();
+  ExchangeLog* log_ = nullptr;
+  std::unique_ptr<HalfBatches> halves_;  // null: no step runs in halves, or the weights are gone
   std::shared_ptr<ExpertLoads> expert_loads_;  // or null
   std::unique_ptr<RankRoutes> routes_;         // null: experts run where their weights are
   Buffer layer_state_buffer_;                  // of as many as the config allows

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "layers/attention_order.h"
 #include "models/decoder_parts.h"
 #include "models/layer_kinds.h"
 #include "models/skipped_tensors.h"
@@ -85,9 +86,12 @@ void DecoderLayer::forward(const ForwardContext& context, const RotaryTables& an
     mlp_in = before(context, mlp_norm_, hidden,
                     context.arena.allocate(DType::kF32, {num_tokens, hidden_size_}));
   }
+  AttentionOrder* const order = AttentionOrder::of(context);
+  if (order != nullptr) order->begin_attention();
   add_branch(context, attention_post_norm_, hidden, [&](const Tensor& out, bool accumulate) {
     attention_->forward(context, attention_in, angles, cache, {out, accumulate});
   });
+  if (order != nullptr) order->end_attention();
   if (!is_parallel_) mlp_in = before(context, mlp_norm_, hidden, normed);
   add_branch(context, mlp_post_norm_, hidden, [&](const Tensor& out, bool accumulate) {
     feed_forward_->forward(context, mlp_in, out, accumulate);

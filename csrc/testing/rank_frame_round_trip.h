@@ -22,7 +22,8 @@ inline StepLimits sample_step_limits() {
           .block_size = 8,
           .num_state_slots = 2,
           .num_groups = 2,
-          .max_wanted_layers = 2};
+          .max_wanted_layers = 2,
+          .has_halves = true};
 }
 
 // A head and its payload, without a code. Throws DeviceError for what is no frame.
@@ -125,6 +126,12 @@ inline std::vector<RankBytes> rank_frame_samples() {
   batch.copies.emplace_back(1, 2);
   const StepLimits limits = sample_step_limits();
   RankBytes step;
+  write_step(batch, limits.block_size, limits.hidden_size, step);
+  add({.type = RankFrameType::kStep}, step);
+  batch.input.given_embeddings = {};
+  batch.input.wanted_layers = batch.input.wanted_tokens = {};
+  batch.second_half = 2;
+  step.clear();
   write_step(batch, limits.block_size, limits.hidden_size, step);
   add({.type = RankFrameType::kStep}, step);
   return samples;

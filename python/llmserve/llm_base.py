@@ -103,6 +103,8 @@ class LLMBase(EngineInsight, HandsOver):
         if options.seed is None:
             options = replace(options, seed=int.from_bytes(os.urandom(4), "little"))
             _log.info("seed=%d was drawn; the same one gives the same tokens", options.seed)
+        if options.enable_dbo and options.nnodes == 1:
+            _log.warning("enable_dbo=True changes nothing with nnodes=1: no wire is to be hidden")
         self._name = plain_name(model)
         self._pooler_config = as_pooler_config(options.pooler_config)
         balance = read_expert_balance(

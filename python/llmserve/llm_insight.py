@@ -101,4 +101,5 @@ class EngineInsight:
 
         engine = self._open_engine()
         steps, requests = engine.trace(), engine.request_records()
-        return Trace(steps, requests, self._config.cache.num_blocks, self._request_names())
+        num_blocks, names = self._config.cache.num_blocks, self._request_names()
+        return Trace(steps, requests, num_blocks, names, engine.exchanges())

@@ -37,11 +37,9 @@ _BY_REASON: Mapping[str, Mapping[str, Sequence[object]]] = {
         "data_parallel_hybrid_lb": _OFF,
         "data_parallel_external_lb": _OFF,
     },
-    "on one machine no wire is between ranks that two half batches could hide, and what ranks of "
-    "several machines exchange over TCP is not hidden yet": {
-        "enable_dbo": _OFF,
+    "a step that only decodes takes as long as its weights take to be read, which two half batches "
+    "would read twice; enable_dbo halves steps that run prompts": {
         "dbo_decode_token_threshold": (32,),
-        "dbo_prefill_token_threshold": (512,),
     },
     "ranks are threads of a process, and of one on each of nnodes machines": {
         "expert_placement_strategy": ("linear",),

@@ -14,8 +14,9 @@ from llmserve.insight.timeline import Span
 # Names and arguments of events: JSON values.
 Event = dict[str, object]
 
-_ENGINE, _REQUESTS = 1, 2  # process ids: groups of tracks
+_ENGINE, _REQUESTS, _WIRE = 1, 2, 3  # process ids: groups of tracks
 _STEPS = 1  # the track of the first replica's slices
+_EXCHANGES = 1  # the track of those of whole steps
 _TRACK_PREFIX = "request "
 _ARRIVAL = "arrival"
 
@@ -58,6 +59,21 @@ def engine_events(steps: Sequence[_core.StepRecord]) -> Iterator[Event]:
         yield _counter(f"running{which}", now_us, {"sequences": step.num_running})
         yield _counter(f"waiting{which}", now_us, {"sequences": step.num_waiting})
         yield _counter(f"KV blocks used{which}", now_us, {"blocks": step.num_blocks_used})
+
+
+def exchange_events(exchanges: Sequence[_core.ExchangeRecord]) -> Iterator[Event]:
+    """A slice for each time that rank 0 waited for other nodes: a track for whole steps, and one
+    for each half of those that run in two. What lies between is computed."""
+    if not exchanges:
+        return
+    halves = sorted({exchange.half for exchange in exchanges})
+    names = {
+        _EXCHANGES + half: f"exchanges of half {half}" if half else "exchanges" for half in halves
+    }
+    yield from _names(_WIRE, "other nodes", names)
+    for exchange in exchanges:
+        track = _EXCHANGES + exchange.half
+        yield _slice(_WIRE, track, exchange.name, exchange.start_us, exchange.duration_us, {})
 
 
 def request_events(

@@ -12,7 +12,7 @@ from llmserve import _core
 from llmserve.common.arguments import describe
 from llmserve.common.html_table import html_table
 from llmserve.errors import InvalidArgument, NotSupported
-from llmserve.insight.perfetto import engine_events, request_events
+from llmserve.insight.perfetto import engine_events, exchange_events, request_events
 from llmserve.insight.timeline import Span, Timelines, describe_life, describe_request
 
 if TYPE_CHECKING:
@@ -45,7 +45,9 @@ class Trace(Sequence[_core.StepRecord]):
         requests: Sequence[_core.RequestRecord],
         num_blocks: int,
         names: Mapping[str, int],
+        exchanges: Sequence[_core.ExchangeRecord] = (),
     ) -> None:
+        self._exchanges = list(exchanges)
         self._steps = list(steps)
         self._requests = {record.request_id: record for record in requests}
         self._num_blocks = num_blocks
@@ -70,11 +72,19 @@ class Trace(Sequence[_core.StepRecord]):
         """The last requests, in the order of their coming: times, tokens, how they ended."""
         return list(self._requests.values())
 
+    @property
+    def exchanges(self) -> list[_core.ExchangeRecord]:
+        """What rank 0 has exchanged with other nodes of late, in the order of their ends: "Gather
+        of columns", and "All-to-all communication" of what experts make. `half` is which half of
+        a step it was of, 1 or 2, and 0 of a step that ran at once."""
+        return list(self._exchanges)
+
     def since(self, start_us: int) -> "Trace":
         """What began at that time of the engine's clock or later."""
         steps = [step for step in self._steps if step.start_us >= start_us]
         requests = [record for record in self.requests if record.arrival_us >= start_us]
-        return Trace(steps, requests, self._num_blocks, self._ids)
+        exchanges = [exchange for exchange in self._exchanges if exchange.start_us >= start_us]
+        return Trace(steps, requests, self._num_blocks, self._ids, exchanges)
 
     def steps_of(self, request_id: str | int) -> list[_core.StepRecord]:
         """The steps that decided something about this request."""
@@ -101,9 +111,9 @@ class Trace(Sequence[_core.StepRecord]):
         return "\n".join(describe_life(self._name(record), self._describe(record), spans))
 
     def to_perfetto(self, path: str | os.PathLike[str]) -> None:
-        """Writes the trace for https://ui.perfetto.dev: a slice a step with its phases, a track a
-        request, and counters of tokens, running, waiting and KV use. Chrome's JSON trace events;
-        microseconds on the engine's clock."""
+        """Writes the trace for https://ui.perfetto.dev: a slice a step with its phases, what went
+        to other nodes, a track a request, and counters of tokens, running, waiting and KV use.
+        Chrome's JSON trace events; microseconds on the engine's clock."""
         lives = [
             (
                 record,
@@ -113,7 +123,13 @@ class Trace(Sequence[_core.StepRecord]):
             )
             for record in self.requests
         ]
-        events = list(chain(engine_events(self._steps), request_events(lives)))
+        events = list(
+            chain(
+                engine_events(self._steps),
+                exchange_events(self._exchanges),
+                request_events(lives),
+            )
+        )
         with open(path, "w", encoding="utf-8") as file:
             json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
 

@@ -286,6 +286,20 @@ class EngineOptions:
         "which of nnodes this is: 0 takes requests, `llmserve serve` on the others computes for it",
         maximum=63,
     )
+    enable_dbo: bool | None = engine_option(
+        False,
+        _WEIGHTS,
+        "steps with prompts run in two halves, of which one computes while the other's exchanges "
+        "are on the wire: for nnodes",
+        more="Without a wire, on one machine, it changes nothing. The tokens are the same. See "
+        "[ranks.md](ranks.md#half-batches)",
+    )
+    dbo_prefill_token_threshold: int = engine_option(
+        512,
+        _WEIGHTS,
+        "the least number of tokens of such a step",
+        minimum=2,
+    )
     master_addr: str = engine_option(
         "127.0.0.1",
         _WEIGHTS,

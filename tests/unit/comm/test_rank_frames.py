@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 
 import pytest
 from llmserve import _core_testing as testing
@@ -80,7 +81,7 @@ def with_number(position: int, value: int) -> bytes:
     return bytes(frame)
 
 
-# Nine sizes, then tokens [4], starts [3], lengths [2], adapters [2], states [2], rows [2], two
+# Ten sizes, then tokens [4], starts [3], lengths [2], adapters [2], states [2], rows [2], two
 # tables [2, 2], one layer, (0, 3, 8), (1, 2), (1, 2).
 @pytest.mark.parametrize(
     ("position", "value", "told"),
@@ -91,22 +92,24 @@ def with_number(position: int, value: int) -> bytes:
         (3, 9, "its tables are too wide"),
         (4, 1, "other cache groups"),
         (5, 3, "wants too many layers"),
-        (9, 100, "a token that there is not"),
-        (9, -1, "a token that there is not"),
-        (13, 1, "its sequences are not its tokens"),
-        (14, 5, "its sequences are not its tokens"),
-        (15, 3, "its sequences are not its tokens"),
-        (16, 2, "a sequence's length"),
-        (16, 65, "a sequence's length"),
-        (18, 0, "an adapter that there is not"),
-        (20, 2, "a state that there is not"),
-        (22, 4, "a row that there is not"),
-        (24, 16, "a block that there is not"),
-        (24, -1, "a block that there is not"),
-        (32, 4, "a layer that there is not"),
-        (34, 5, "a pooled prompt"),
-        (36, 16, "a block"),
-        (39, 4, "a given prompt"),
+        (9, 4, "its second half has no tokens"),
+        (9, 2, "it runs in halves"),
+        (10, 100, "a token that there is not"),
+        (10, -1, "a token that there is not"),
+        (14, 1, "its sequences are not its tokens"),
+        (15, 5, "its sequences are not its tokens"),
+        (16, 3, "its sequences are not its tokens"),
+        (17, 2, "a sequence's length"),
+        (17, 65, "a sequence's length"),
+        (19, 0, "an adapter that there is not"),
+        (21, 2, "a state that there is not"),
+        (23, 4, "a row that there is not"),
+        (25, 16, "a block that there is not"),
+        (25, -1, "a block that there is not"),
+        (33, 4, "a layer that there is not"),
+        (35, 5, "a pooled prompt"),
+        (37, 16, "a block"),
+        (40, 4, "a given prompt"),
     ],
 )
 def test_a_step_names_nothing_that_there_is_not(position: int, value: int, told: str) -> None:
@@ -114,9 +117,27 @@ def test_a_step_names_nothing_that_there_is_not(position: int, value: int, told:
         testing.read_rank_frame(with_number(position, value))
 
 
+def test_a_step_in_halves_is_read() -> None:
+    """The sample without what halves cannot have: its place is behind nine other sizes."""
+    halves = [frame for frame in SAMPLES if frame[4] == 7][1]
+    assert struct.unpack_from("<i", halves, HEAD.size + 4 * 9) == (2,)
+    assert testing.read_rank_frame(halves) == halves
+
+
 def test_frames_that_are_nearly_right_are_read_or_refused() -> None:
     num_read = testing.fuzz_rank_frames(200_000, seed=1)
     assert 1000 < num_read < 199_000
+
+
+def test_memory_grows_with_what_has_come_and_not_with_what_a_head_says() -> None:
+    def peak_kib() -> int:
+        status = Path("/proc/self/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0])
+
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = peak_kib()
+    assert testing.receive_claimed(2**30, 60_000) == "another rank does not answer"
+    assert peak_kib() - before < 64 * 1024
 
 
 @pytest.mark.long

@@ -41,8 +41,8 @@ def test_flags_are_fields() -> None:
 
 
 def test_what_is_not_here_is_refused_by_its_name() -> None:
-    with pytest.raises(NotSupported, match="EngineArgs: enable_dbo=True is not supported"):
-        parsed("--enable-dbo")
+    with pytest.raises(NotSupported, match="EngineArgs: trust_remote_code=True is not supported"):
+        parsed("--trust-remote-code")
     with pytest.raises(NotSupported, match="AsyncEngineArgs: enable_lora=True is not supported"):
         parsed("--enable-lora", kind=AsyncEngineArgs)
     with pytest.raises(InvalidArgument, match="has no argument 'max_len'; did you mean 'max_mo"):
