@@ -216,6 +216,10 @@ class FaultyExecutor final : public Executor {
   MemoryUse memory_use() const override { return executor_->memory_use(); }
   std::string warning() const override { return executor_->warning(); }
   void fill_metrics(EngineMetrics& metrics) const override { executor_->fill_metrics(metrics); }
+  std::shared_ptr<const ExpertBalancer> balance_experts(
+      const ExpertBalanceOptions& options) override {
+    return executor_->balance_experts(options);
+  }
   void release(MemoryPart part) override { executor_->release(part); }
   void restore(MemoryPart part) override { executor_->restore(part); }
 

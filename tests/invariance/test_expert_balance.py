@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from checkpoints import FAMILIES, checkpoint
 from gguf_files import in_format, write_gguf
-from llmserve import LLM, InvalidArgument, NotSupported, SamplingParams
+from llmserve import LLM, InvalidArgument, NotSupported, SamplingParams, _core
+from llmserve import _core_testing as testing
 from llmserve.plan import load_balance
 from test_family_invariance import PROMPTS, run
 from test_family_ranks import EXPERTS
@@ -127,6 +128,30 @@ def test_a_factor_evens_ranks_out_whose_experts_are_asked_for_unevenly() -> None
     before = [load_balance(rows) for rows in plain.values()]
     after = [load_balance(rows) for rows in even.values()]
     assert sum(after) < sum(before)
+
+
+# Before experts have been placed anew, and after it.
+@pytest.mark.parametrize("at", [2, 9, 16, 31])
+@pytest.mark.parametrize(("rank", "fault"), [(0, "throw"), (1, "leave"), (2, "throw")])
+def test_a_rank_that_fails_costs_no_token_where_experts_move(
+    monkeypatch: pytest.MonkeyPatch, rank: int, fault: str, at: int
+) -> None:
+    path = checkpoint("olmoe", num_hidden_layers=2)
+    one, _ = long_outputs(path, 1)
+
+    def engine(loading: _core.LoadingModel, vocabulary: Any = None, *_: Any) -> _core.Engine:
+        faults = testing.RankFaultOptions(rank=rank, fault=fault, fail_at_exchange=at)
+        return testing.faulty_engine(loading.config, vocabulary=vocabulary, rank_faults=faults)
+
+    monkeypatch.setattr(_core, "Engine", engine)
+    options = {"max_model_len": 80, "max_num_batched_tokens": 256, "num_threads": 1}
+    with LLM(path, tensor_parallel_size=3, **options, **balanced(OFTEN)) as llm:
+        for _ in range(2):  # with a cached prefix, too
+            outputs = llm.generate(LONG, PARAMS, use_tqdm=False)
+            found = [(out.outputs[0].token_ids, out.outputs[0].logprobs) for out in outputs]
+            assert found == one
+        assert llm.get_metrics().num_rank_failures == 1
+        assert all(min(rows) > 0 for rows in llm.expert_rank_rows().values())
 
 
 def test_weights_that_are_loaded_anew_are_found_again() -> None:
