@@ -69,9 +69,11 @@ def nodes(path: Path | str, num_nodes: int, **options: Any) -> Iterator[dict[str
 class NodeProcess:
     """A node other than the first, as a process of its own."""
 
-    def __init__(self, path: Path | str, options: dict[str, Any]) -> None:
+    def __init__(
+        self, path: Path | str, options: dict[str, Any], prefix: tuple[str, ...] = ()
+    ) -> None:
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-        self._command = [sys.executable, "-m", "llmserve", "serve", str(path), *flags]
+        self._command = [*prefix, sys.executable, "-m", "llmserve", "serve", str(path), *flags]
         self.start()
 
     def start(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from checkpoints import checkpoint
+from far_link import NEAR, SPACE, far_link, ip
 from llmserve import LLM, DeviceError, InvalidArgument, NotSupported, SamplingParams, _core
 from llmserve import _core_testing as testing
 from llmserve.cli.follow import make_node
@@ -316,6 +317,30 @@ def test_a_node_that_stands_still_is_given_up_and_taken_back(
     assert time.monotonic() - begin < NOTICED_WITHIN_S
     other.signal(signal.SIGCONT)
     assert running.words() == expected
+
+
+@pytest.mark.long
+def test_a_link_that_is_down_is_noticed_and_costs_no_token_once_it_is_back() -> None:
+    path = checkpoint("llama")
+    expected = alone(8)
+    shared = {**OPTIONS, "nnodes": 2, "tensor_parallel_size": 2, "master_port": free_port()}
+    with far_link() as link:
+        shared["master_addr"] = NEAR
+        inside = ("ip", "netns", "exec", SPACE)
+        other = NodeProcess(path, {**shared, "node_rank": 1}, inside)
+        try:
+            with LLM(path, **shared) as llm:
+                running = Running(llm, 8)
+                ip("link", "set", link, "down")
+                begin = time.monotonic()
+                wait_until(lambda: llm.get_metrics().num_rank_failures == 1, "nobody notices")
+                assert time.monotonic() - begin < NOTICED_WITHIN_S
+                time.sleep(2)  # nothing is given up meanwhile
+                ip("link", "set", link, "up")
+                assert running.words() == expected
+                assert llm.get_metrics().num_rank_failures == 1
+        finally:
+            other.stop()
 
 
 def test_a_node_that_does_not_come_back_fails_the_requests_and_says_which() -> None:
