@@ -13,6 +13,9 @@ struct StepFlight {
   StepPlan plan;
   std::vector<Sequence*> sequences;  // [B] of plan.sequences
   int64_t start_us = 0;
+  int64_t num_decoding = 0;  // sequences, when it was planned, and how they were shared out
+  int32_t num_shares = 1;
+  bool has_decodes = false;  // it has some of them
 };
 
 }  // namespace llmserve

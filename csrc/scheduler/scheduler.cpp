@@ -34,8 +34,9 @@ Scheduler::Scheduler(const SchedulerConfig& config, const CacheConfig& cache,
       kv_cache_(cache, options.hasher, config.max_num_batched_tokens),
       admission_(config_, kv_cache_, vocabulary, options.limits),
       budget_rule_(config_),
+      shares_(runs_ahead_ ? 1 : max_in_flight_),
       book_(config_, vocabulary, *policy_, kv_cache_, outbox_),
-      planner_(config_, *policy_, kv_cache_, admission_, book_, budget_rule_),
+      planner_(config_, *policy_, kv_cache_, admission_, book_, budget_rule_, shares_),
       committer_(config_, *policy_, kv_cache_, admission_, book_, outbox_),
       flights_(max_in_flight_),
       newest_(&flights_.next()) {
@@ -55,9 +56,13 @@ const StepPlan& Scheduler::schedule() {
   newest_->plan.wanted_layers = wanted_layers_;
   newest_->start_us = clock_.now_us();
   kv_cache_.note_step(num_steps_);
+  int32_t num_with_decodes = 0;
+  for (int32_t i = 0; i < flights_.size(); ++i)
+    if (flights_[i].has_decodes) ++num_with_decodes;
   planner_.plan(*newest_, {.num_in_flight = flights_.size(),
+                           .num_with_decodes = num_with_decodes,
                            .runs_ahead = runs_ahead_,
-                           .num_shares = runs_ahead_ ? 1 : max_in_flight_});
+                           .max_in_flight = max_in_flight_});
   const auto is_busy = [this](int32_t i) { return !flights_[i].plan.is_empty(); };
   if (!newest_->plan.is_empty() &&
       std::ranges::any_of(std::views::iota(0, flights_.size()), is_busy))
@@ -92,7 +97,11 @@ void Scheduler::count_step(const StepFlight& flight) {
   ++(is_prefill ? counters_.num_prefill_steps : counters_.num_decode_steps);
   (is_prefill ? counters_.prefill_us : counters_.decode_us) += elapsed_us;
   count_prefill(flight.plan);
-  if (is_prefill) budget_rule_.note_step(flight.plan.num_tokens(), elapsed_us);
+  if (is_prefill) {
+    budget_rule_.note_step(flight.plan.num_tokens(), elapsed_us);
+  } else {
+    shares_.note_step(flight.num_decoding, flight.num_shares, flight.plan.num_tokens(), elapsed_us);
+  }
   book_.running().give_seats_back();
 }
 

@@ -19,7 +19,8 @@
 // sequence behind.
 //
 // Steps side by side: where they do not run ahead (SchedulerOptions), a sequence that decodes is in
-// one step in flight, and a prompt in as many as there are, each with its next chunk.
+// one step in flight, and a prompt in as many as there are, each with its next chunk. How many
+// sequences that decode a step takes is learned (step_shares.h).
 //
 // Drafted tokens run behind a sequence's newest one, each with a logit row. commit() takes those
 // that equal what was drawn in their place, and the token drawn after them; so drafts change how
@@ -62,8 +63,7 @@ namespace llmserve {
 struct SchedulerOptions {
   int32_t max_in_flight = 1;
   // Whether a step may run the token that the step before draws: then two are in flight at most. If
-  // not, each step decodes a share of the sequences, so that as many steps as may be in flight have
-  // work.
+  // not, each step decodes a share of the sequences, so that several steps have work.
   bool runs_ahead = true;
   RequestLimits limits;
   std::vector<int32_t> wanted_layers;  // of every plan; StepPlan::wanted_layers
@@ -190,6 +190,7 @@ class Scheduler {
   KvCacheManager kv_cache_;
   const RequestAdmission admission_;
   BudgetRule budget_rule_;
+  StepShares shares_;
   Outbox outbox_;
   RequestBook book_;
   StepPlanner planner_;

@@ -36,11 +36,17 @@ StepBudget StepPlanner::step_budget() {
     if (sequence->num_to_run() <= 1) ++num_decoding;
     if (sequence->is_decoding() && !waits_for_step(*sequence)) ++num_decodes;
   }
-  num_decodes_left_ = (num_decoding + company_.num_shares - 1) / company_.num_shares;
+  const int32_t num_shares = shares_.of(num_decoding);
+  flight_->num_decoding = num_decoding;
+  flight_->num_shares = num_shares;
+  flight_->has_decodes = false;
+  // Where fewer steps than before are to have some, those in flight end first.
+  const bool is_full = !company_.runs_ahead && company_.num_with_decodes >= num_shares;
+  num_decodes_left_ = is_full ? 0 : (num_decoding + num_shares - 1) / num_shares;
   return budget_rule_.next(book_, kv_cache_,
                            {.num_decodes = std::min(num_decodes, num_decodes_left_),
                             .has_decodes = num_decoding > 0,
-                            .num_shares = company_.num_shares});
+                            .num_shares = company_.runs_ahead ? 1 : company_.max_in_flight});
 }
 
 void StepPlanner::schedule_running(StepBudget& budget) {
@@ -57,7 +63,10 @@ void StepPlanner::schedule_running(StepBudget& budget) {
       ++i;
       continue;
     }
-    if (sequence.is_decoding()) budget.leave_decode();
+    if (sequence.is_decoding()) {
+      budget.leave_decode();
+      flight_->has_decodes = true;
+    }
     const int64_t num_new_tokens = std::min(sequence.num_to_run(), budget.num_free());
     if (num_new_tokens <= 0) {
       decide(sequence, waits_kind(budget.bound), 0);

@@ -13,6 +13,7 @@
 #include "scheduler/policy.h"
 #include "scheduler/request_book.h"
 #include "scheduler/step_budget.h"
+#include "scheduler/step_shares.h"
 
 namespace llmserve {
 
@@ -20,18 +21,21 @@ class StepPlanner {
  public:
   // All outlive the planner.
   StepPlanner(const SchedulerConfig& config, SchedulingPolicy& policy, KvCacheManager& kv_cache,
-              const RequestAdmission& admission, RequestBook& book, BudgetRule& budget_rule)
+              const RequestAdmission& admission, RequestBook& book, BudgetRule& budget_rule,
+              const StepShares& shares)
       : config_(config),
         policy_(policy),
         kv_cache_(kv_cache),
         admission_(admission),
         book_(book),
-        budget_rule_(budget_rule) {}
+        budget_rule_(budget_rule),
+        shares_(shares) {}
 
   struct Company {
-    int32_t num_in_flight = 0;  // steps before this one
-    bool runs_ahead = false;    // it may run tokens that the last of them draws
-    int32_t num_shares = 1;     // of the sequences that decode it takes one
+    int32_t num_in_flight = 0;     // steps before this one
+    int32_t num_with_decodes = 0;  // of them
+    bool runs_ahead = false;       // it may run tokens that the last of them draws
+    int32_t max_in_flight = 1;     // with this one
   };
   // Fills a flight whose start_us and plan.step_id are set.
   void plan(StepFlight& flight, const Company& company);
@@ -85,6 +89,7 @@ class StepPlanner {
   const RequestAdmission& admission_;
   RequestBook& book_;
   BudgetRule& budget_rule_;
+  const StepShares& shares_;
 
   // Of the step that is planned.
   StepFlight* flight_ = nullptr;

@@ -133,3 +133,23 @@ def test_each_step_takes_a_part_of_the_prompts_that_are_there() -> None:
     alone = make_runner(1, num_blocks=1024, max_num_batched_tokens=2048)
     alone.add(0, list(range(800)), max_tokens=2, ignore_eos=True)
     assert alone.step().num_prefill_tokens == 800
+
+
+def sizes_after(us_a_step: int, us_a_token: int) -> list[int]:
+    """Of steps of eight that decode, at the end of many, where a step takes so long."""
+    runner = make_runner(2, max_num_batched_tokens=256, num_blocks=512)
+    for i, prompt in enumerate(PROMPTS[:8]):
+        runner.add(i, prompt, max_tokens=200, ignore_eos=True)
+    sizes = []
+    while runner.scheduler.has_unfinished():
+        step = runner.step()
+        # It has begun when those before it have ended: only the time of commits is looked at.
+        if step.sequences:
+            runner.scheduler.advance_us(us_a_step + us_a_token * step.num_tokens)
+            sizes.append(step.num_tokens)
+    return sizes[-40:-20]
+
+
+def test_sequences_are_shared_out_as_costs_least() -> None:
+    assert set(sizes_after(us_a_step=0, us_a_token=10)) == {4}
+    assert set(sizes_after(us_a_step=100, us_a_token=0)) == {8}
