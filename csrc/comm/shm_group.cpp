@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/spin_pause.h"
+#include "core/thread_beat.h"
 
 namespace llmserve {
 namespace {
@@ -48,6 +49,7 @@ void ShmGroup::wait(int rank, const IsDone& is_done, const Lacks& lacks) {
   const auto has_ended = [&] { return is_done() || has_failed_ || gone() >= 0; };
   for (int spins = 0; !has_ended(); spin_pause()) {
     if (++spins < kSpinsBeforeSleep) continue;
+    const BeatPause pause;
     std::unique_lock lock(mutex_);
     ++num_sleeping_;
     const bool is_in_time = changed_.wait_for(lock, timeout_, has_ended);

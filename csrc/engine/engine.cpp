@@ -551,6 +551,8 @@ void Engine::close() {
     if (mover_) mover_->fill_metrics(metrics_);  // what it came to
     mover_.reset();
   }
+  if (executor_ && executor_->has_left_rank())
+    static_cast<void>(executor_.release());  // a thread may still use it
   executor_.reset();
 }
 

@@ -33,7 +33,7 @@ bool Engine::go_on_after(const std::exception& error) {
   }
   const bool is_device = dynamic_cast<const DeviceError*>(&error) != nullptr;
   if (!is_batch || is_device) ++num_failed_steps_;
-  const bool is_last = num_failed_steps_ >= kMaxFailedSteps;
+  const bool is_last = num_failed_steps_ >= kMaxFailedSteps || executor_->has_left_rank();
   if (is_last) {
     std::vector<MovingRequest> taken_over;
     {

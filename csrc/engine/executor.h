@@ -51,6 +51,13 @@ class RankFailure final : public DeviceError {
   int rank_;
 };
 
+// A rank has failed and its thread has not come back: it may write to the executor's memory at any
+// time, so that this memory stays for good, and the executor takes no more steps.
+class RankLeft final : public DeviceError {
+ public:
+  using DeviceError::DeviceError;
+};
+
 class KvHost;   // comm/kv_host.h
 class KvMover;  // engine/kv_mover.h
 struct HandOverOptions;
@@ -82,6 +89,8 @@ class Executor {
   virtual const SampledTokens& wait() = 0;
   // Where launch() or wait() has thrown, or nobody will wait: no step is in flight any more.
   virtual void abandon() noexcept {}
+  // It has thrown RankLeft. It must not be destroyed: who owns it leaves it where it is.
+  virtual bool has_left_rank() const { return false; }
   // Who waits in it for other processes waits no more, and throws. Any thread.
   virtual void cancel() noexcept {}
 

@@ -3,23 +3,44 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "core/prefetch.h"
+#include "core/thread_beat.h"
+
 namespace llmserve {
 
+// How long one of several ranks may stand still in a work while another one waits for it.
+struct RankPatience {
+  // It begins no op, and no processor works for its thread: then the work fails. 0: nobody looks.
+  std::chrono::milliseconds still{0};
+  // Likewise, while a processor does: no op takes so long.
+  std::chrono::milliseconds busy{60'000};
+  // For it to come back then; later it is left behind.
+  std::chrono::milliseconds left{10'000};
+};
+
 // Rank 0 works on the thread that calls, so that one rank alone starts no thread and takes no lock.
+//
+// With patience, a thread of its own looks at the ranks: one that stands still fails the work as if
+// it had thrown. A thread cannot be ended. The work lasts until it has come back, or is left: then
+// RankLeft is thrown, and this object must not be destroyed. Of rank 0, which works on its caller's
+// thread, only the other ranks are freed.
 class RankThreads {
  public:
   // `on_failure` is called on the thread of the first rank whose work throws, and on those of
   // others that throw after it: it ends the waits of ranks that wait for each other. Throws
   // ResourceExhausted where the system does not give the threads.
-  explicit RankThreads(int num_ranks, std::function<void()> on_failure = {});
+  explicit RankThreads(int num_ranks, std::function<void()> on_failure = {},
+                       const RankPatience& patience = {});
   ~RankThreads();
   RankThreads(const RankThreads&) = delete;
   RankThreads& operator=(const RankThreads&) = delete;
@@ -55,6 +76,7 @@ class RankThreads {
   // After finish() has thrown, or where nobody will finish() what is posted: returns when no rank
   // works. The caller ends exchanges with rank 0 first.
   void drain() noexcept;
+  bool has_left_rank() const { return has_left_; }
 
  private:
   struct Task {
@@ -80,12 +102,27 @@ class RankThreads {
   void wait_for_end(Posted& posted);
   void retire();
   void run_rank(Posted& posted, int rank);
+  void fail(int rank, std::exception_ptr failure);
   void serve(int rank);
+  void watch();
+  void look_at(int rank, int num_waiting);
   void stop();
+
+  // What is known of a rank, and by the watching thread alone how it was when it last got on.
+  struct alignas(kCacheLineBytes) Rank {
+    ThreadBeat beat;
+    std::atomic<bool> is_working{false};
+    int64_t num_ops = 0;
+    int64_t cpu_us = 0;
+    std::chrono::milliseconds still{0};  // since, as far as that thread has looked
+    bool is_lost = false;                // it has failed the work for it
+  };
 
   const int num_ranks_;
   const int max_spins_;
   const std::function<void()> on_failure_;
+  const RankPatience patience_;
+  std::vector<Rank> ranks_;
   std::mutex mutex_;  // guards what follows
   std::condition_variable has_work_;
   std::condition_variable has_ended_;
@@ -97,7 +134,11 @@ class RankThreads {
   int64_t num_finished_ = 0;             // the caller's
   std::atomic<bool> has_failed_{false};  // a work that is posted has
   int failed_rank_ = 0;
-  std::exception_ptr failure_;        // the first, of what is posted
+  std::exception_ptr failure_;         // the first, of what is posted
+  std::atomic<bool> has_left_{false};  // a rank that has not come back
+  std::string reason_;                 // for that
+  std::condition_variable over_;
+  std::thread watch_;
   std::vector<std::thread> threads_;  // of the ranks from 1 on
 };
 

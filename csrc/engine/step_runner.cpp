@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/thread_beat.h"
 #include "core/trace_range.h"
 #include "engine/kv_mover.h"
 #include "engine/local_ranks.h"
@@ -20,9 +21,9 @@
 namespace llmserve {
 namespace {
 
-// Of a step that another node may not read before the one before it has ended: less than the
-// buffers of a connection hold, so that whoever sends it waits for nobody.
-constexpr int64_t kMaxUnreadBytes = 32 << 10;
+// Of a step that another node may not read before the one before it has ended: so few that a
+// connection holds all that may lie there, and whoever sends waits for nobody.
+constexpr int64_t kMaxUnreadBytes = 16 << 10;
 
 std::unique_ptr<DraftWorker> make_draft(const EngineConfig& config, const Worker& target,
                                         MaskFiller& masks) {
@@ -38,13 +39,17 @@ class StepRunner::Draw final : public StepSink {
   Draw(StepRunner& runner, const StepPlan& plan, StepBatch& batch, Flight& flight)
       : runner_(runner), plan_(plan), batch_(batch), flight_(flight) {}
 
+  // Who computes for others may take as long as it likes here: masks and processors do.
   void take_hidden(const ConstTensor& hidden) override {
+    const BeatPause pause;
     runner_.pooler_.take(hidden, batch_.input, plan_);
   }
   void take_pooled_logits(const ConstTensor& logits, const PooledRows& rows) override {
+    const BeatPause pause;
     runner_.pooler_.take_logits(logits, rows);
   }
   void take_logits(const ConstTensor& logits, size_t begin) override {
+    const BeatPause pause;
     if (begin == 0) runner_.masks_.finish(batch_.sample_tasks);
     if (runner_.steps_ != nullptr) {
       runner_.draw_rows(logits, batch_, begin, flight_);
@@ -68,10 +73,12 @@ std::unique_ptr<CommunicatorGroup> StepRunner::make_group(int num_ranks) {
 
 StepRunner::StepRunner(const EngineConfig& config, const Checkpoint& checkpoint,
                        MakeGroup make_group, const std::shared_ptr<SharedModels>& shared,
-                       const std::stop_token& given_up)
+                       const std::stop_token& given_up, const RankPatience& patience)
     : config_(config),
       make_group_(std::move(make_group)),
-      ranks_(config.parallel.num_local_ranks(), [this] { give_up_exchanges(); }),
+      ranks_(
+          config.parallel.num_local_ranks(), [this] { give_up_exchanges(); },
+          config.parallel.nodes == 1 ? patience : RankPatience()),
       leader_(make_leader(checkpoint)),
       workers_(make_workers(ranks_, config, checkpoint, shared)),
       steps_(first().steps()),
@@ -290,6 +297,8 @@ void StepRunner::run_on_ranks(const std::function<void(int rank)>& work) {
 void StepRunner::run_guarded(const std::function<void()>& work) {
   try {
     work();
+  } catch (const RankLeft&) {
+    throw;
   } catch (const DeviceError& error) {
     if (!leader_) throw RankFailure(ranks_.failed_rank(), error.what());
     give_up_exchanges();

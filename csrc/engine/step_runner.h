@@ -45,6 +45,8 @@ class StepRunner final : public Executor {
   // What ranks exchange through, anew after each failure.
   using MakeGroup = std::function<std::unique_ptr<CommunicatorGroup>(int num_ranks)>;
   static std::unique_ptr<CommunicatorGroup> make_group(int num_ranks);
+  // With ranks of this process. Those of others have beats of their own (node_leader.h).
+  static constexpr RankPatience kPatience{.still = std::chrono::milliseconds(4000)};
 
   // Workers of config.parallel, of config.model_path as `checkpoint` has it open. Throws what
   // Worker's constructor throws, and ResourceExhausted.
@@ -53,7 +55,7 @@ class StepRunner final : public Executor {
   StepRunner(const EngineConfig& config, const Checkpoint& checkpoint,
              MakeGroup make_group = &StepRunner::make_group,
              const std::shared_ptr<SharedModels>& shared = nullptr,
-             const std::stop_token& given_up = {});
+             const std::stop_token& given_up = {}, const RankPatience& patience = kPatience);
   ~StepRunner() override;
 
   // What guesses between two steps has the device, or the stages, to itself.
@@ -66,6 +68,7 @@ class StepRunner final : public Executor {
   void launch(const StepPlan& plan) override;
   const SampledTokens& wait() override;
   void abandon() noexcept override;
+  bool has_left_rank() const override { return ranks_.has_left_rank(); }
   void cancel() noexcept override;
   void report_to(NewsSink sink) override;
   bool can_hand_over() const override { return first().backend().memory().is_host(); }

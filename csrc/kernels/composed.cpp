@@ -1,5 +1,6 @@
 // Every op from its checks to its backend, and the fused ops as the ops that they stand for.
 #include "core/error.h"
+#include "core/thread_beat.h"
 #include "kernels/backend.h"
 
 namespace llmserve {
@@ -115,6 +116,7 @@ void validate(const PrepareQkvArgs& args) {
 #define LLMSERVE_OP(name, Args)          \
   void Backend::name(const Args& args) { \
     validate(args);                      \
+    beat(#name);                         \
     do_##name(args);                     \
   }
 #include "kernels/op_list.inc"

@@ -78,6 +78,7 @@ class FaultyCommunicator final : public Communicator {
       has_left_ = true;
       inner_.reset();
     }
+    while (fault == "stuck") std::this_thread::sleep_for(std::chrono::hours(1));
     while (fault == "hang") {
       inner_->check();  // throws once the others have given up
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -107,9 +108,18 @@ class FaultyGroup final : public CommunicatorGroup {
 
 }  // namespace
 
+RankPatience patience_of(const RankFaultOptions& options) {
+  const auto ms = [](double seconds) {
+    return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+  };
+  return {.still = ms(options.still_s), .left = ms(options.left_s)};
+}
+
 StepRunner::MakeGroup faulty_ranks(const RankFaultOptions& options) {
-  if (options.fault != "throw" && options.fault != "leave" && options.fault != "hang")
-    throw InvalidArgument(concat("fault: expected throw, leave or hang, got ", options.fault));
+  if (options.fault != "throw" && options.fault != "leave" && options.fault != "hang" &&
+      options.fault != "stuck")
+    throw InvalidArgument(
+        concat("fault: expected throw, leave, hang or stuck, got ", options.fault));
   auto script = std::make_shared<Script>();
   script->options = options;
   return [script](int num_ranks) -> std::unique_ptr<CommunicatorGroup> {

@@ -15,9 +15,14 @@ struct RankFaultOptions {
   // "throw": the rank throws. "leave": it goes without a word. "hang": it does nothing, until the
   // others give it up.
   std::string fault = "throw";
+  // "stuck": it does nothing, for good.
   double timeout_s = 60;  // of the group
+  // RankPatience.
+  double still_s = static_cast<double>(StepRunner::kPatience.still.count()) / 1000;
+  double left_s = 10;
 };
 
+RankPatience patience_of(const RankFaultOptions& options);
 // What ranks meet through. Throws InvalidArgument.
 StepRunner::MakeGroup faulty_ranks(const RankFaultOptions& options);
 

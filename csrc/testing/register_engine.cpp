@@ -206,6 +206,7 @@ class FaultyExecutor final : public Executor {
   bool do_idle_work() override { return executor_->do_idle_work(); }
   void report_to(NewsSink sink) override { executor_->report_to(std::move(sink)); }
   void abandon() noexcept override { executor_->abandon(); }
+  bool has_left_rank() const override { return executor_->has_left_rank(); }
   void forget(RequestId request_id, int32_t sample_index) override {
     executor_->forget(request_id, sample_index);
   }
@@ -234,7 +235,8 @@ std::unique_ptr<StepRunner> make_runner(const EngineConfig& config,
                                         const RankFaultOptions& faults = {}) {
   config.validate();
   return std::make_unique<StepRunner>(config, open_checkpoint(config.model_path),
-                                      faulty_ranks(faults));
+                                      faulty_ranks(faults), nullptr, std::stop_token(),
+                                      patience_of(faults));
 }
 
 void launch(StepRunner& runner, const StepPlanRecord& record, std::vector<int32_t> wanted_layers,
@@ -291,7 +293,9 @@ void register_testing_engine(py::module_& testing) {
       .def_readwrite("fail_at_exchange", &RankFaultOptions::fail_at_exchange)
       .def_readwrite("num_failures", &RankFaultOptions::num_failures)
       .def_readwrite("fault", &RankFaultOptions::fault)
-      .def_readwrite("timeout_s", &RankFaultOptions::timeout_s);
+      .def_readwrite("timeout_s", &RankFaultOptions::timeout_s)
+      .def_readwrite("still_s", &RankFaultOptions::still_s)
+      .def_readwrite("left_s", &RankFaultOptions::left_s);
   testing.def(
       "oracle_engine",
       [](const EngineConfig& config, const OracleOptions& options,

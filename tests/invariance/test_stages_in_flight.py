@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from typing import Any
@@ -13,6 +14,7 @@ from llmserve import LLM, BeamSearchParams, SamplingParams, StructuredOutputsPar
 from llmserve import _core_testing as testing
 from llmserve.checkpoint.model_files import demo_model_path
 from llmserve.outputs import RequestOutput
+from nodes import nodes
 
 SHARED = list(range(40, 75))
 PROMPTS = [
@@ -45,11 +47,13 @@ def words(outputs: list[RequestOutput]) -> list[object]:
     ]
 
 
+OPTIONS: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "num_threads": 1}
+OPTIONS |= {"num_gpu_blocks_override": 96, "max_num_batched_tokens": 32, "max_num_seqs": 12}
+
+
 def make_llm(num_stages: int, **options: Any) -> LLM:
     path = checkpoint(options.pop("family", "llama"), num_hidden_layers=4)
-    defaults = {"dtype": "float32", "max_model_len": 128, "num_gpu_blocks_override": 96}
-    defaults |= {"max_num_batched_tokens": 32, "max_num_seqs": 12, "num_threads": 1}
-    return LLM(path, pipeline_parallel_size=num_stages, **{**defaults, **options})
+    return LLM(path, pipeline_parallel_size=num_stages, **{**OPTIONS, **options})
 
 
 def run(llm: LLM) -> list[list[object]]:
@@ -160,6 +164,37 @@ def test_a_stage_that_fails_ends_all_steps_in_flight_and_no_token_is_lost(
         assert run(llm) == expected
         assert llm.get_metrics().num_rank_failures == 1
     assert time.monotonic() - begin < 30
+
+
+def test_steps_are_in_flight_among_nodes(expected: list[list[object]]) -> None:
+    path = checkpoint("llama", num_hidden_layers=4)
+    for options in ({}, {"max_num_batched_tokens": 128}):
+        given = {**OPTIONS, **options, "pipeline_parallel_size": 3}
+        with nodes(path, 3, **given) as shared, LLM(path, **shared) as llm:
+            assert run(llm) == expected
+            assert most_in_flight(llm) == 3
+
+
+def test_a_step_too_large_to_lie_unread_goes_alone_to_another_node() -> None:
+    """Whoever sends the numbers of embeddings would wait for a node that waits for the sender."""
+    path = checkpoint("llama", num_hidden_layers=4)
+    width = json.loads((path / "config.json").read_text())["hidden_size"]
+    rng = np.random.default_rng(0)
+    prompts = [
+        {"prompt_embeds": rng.standard_normal((110 + i, width)).astype(np.float32)}
+        for i in range(8)
+    ]
+    params = SamplingParams(max_tokens=8, ignore_eos=True, temperature=0, logprobs=1)
+    tokens = []
+    given = {**OPTIONS, "enable_prompt_embeds": True, "max_num_batched_tokens": 128}
+    with LLM(path, **given) as llm:
+        tokens.append(words(llm.generate(prompts, params, use_tqdm=False)))
+    with (
+        nodes(path, 2, **given, pipeline_parallel_size=2) as shared,
+        LLM(path, **shared) as llm,
+    ):
+        tokens.append(words(llm.generate(prompts, params, use_tqdm=False)))
+    assert tokens[0] == tokens[1]
 
 
 def test_an_engine_that_closes_with_steps_in_flight_ends() -> None:

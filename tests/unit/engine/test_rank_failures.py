@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 
 import pytest
 from checkpoints import checkpoint
-from llmserve import LLM, SamplingParams, StructuredOutputsParams, _core
+from llmserve import LLM, DeviceError, SamplingParams, StructuredOutputsParams, _core
 from llmserve import _core_testing as testing
 from llmserve.checkpoint.model_files import demo_model_path
 from llmserve.outputs import RequestOutput
@@ -42,15 +43,16 @@ def fail(monkeypatch: pytest.MonkeyPatch) -> Fail:
     return script
 
 
-def make_llm(num_ranks: int) -> LLM:
+def make_llm(num_ranks: int, num_stages: int = 1) -> LLM:
     return LLM(
-        checkpoint("llama"),
+        checkpoint("llama", num_hidden_layers=max(2, num_stages)),
         dtype="float32",
         max_model_len=128,
         num_gpu_blocks_override=64,
         max_num_batched_tokens=50,
         max_num_seqs=8,
         tensor_parallel_size=num_ranks,
+        pipeline_parallel_size=num_stages,
     )
 
 
@@ -119,3 +121,65 @@ def test_a_rank_that_fails_twice_in_a_row_is_forgiven_and_no_more(fail: Fail) ->
         assert {sample.finish_reason for o in outputs for sample in o.outputs} == {"error"}
         assert all("the rank was told to fail" in o.outputs[0].error for o in outputs)
         assert llm.get_metrics().num_rank_failures == 2
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_stands_still_while_others_wait_is_noticed(fail: Fail, rank: int) -> None:
+    """Long before an exchange gives up by itself."""
+    with make_llm(1) as llm:
+        expected = [words(run(llm)) for _ in range(2)]
+    fail(rank=rank, fault="hang", fail_at_exchange=30, timeout_s=600, still_s=0.75)
+    with make_llm(3) as llm:
+        begin = time.monotonic()
+        assert words(run(llm)) == expected[0]
+        assert 0.75 <= time.monotonic() - begin < NOTICED_WITHIN_S
+        assert llm.get_metrics().num_rank_failures == 1
+        assert words(run(llm)) == expected[1]
+
+
+@pytest.mark.long
+def test_a_rank_that_stands_still_is_noticed_within_five_seconds(fail: Fail) -> None:
+    fail(rank=1, fault="hang", fail_at_exchange=30, timeout_s=600)
+    with make_llm(2) as llm:
+        begin = time.monotonic()
+        run(llm)
+        assert time.monotonic() - begin < NOTICED_WITHIN_S
+        assert llm.get_metrics().num_rank_failures == 1
+
+
+@pytest.mark.parametrize("sizes", [{"num_ranks": 2}, {"num_ranks": 1, "num_stages": 3}], ids=str)
+def test_a_rank_that_never_comes_back_stops_the_engine_and_is_named(
+    fail: Fail, sizes: dict[str, int]
+) -> None:
+    fail(rank=1, fault="stuck", fail_at_exchange=10, timeout_s=600, still_s=0.5, left_s=0.5)
+    llm = make_llm(**sizes)
+    begin = time.monotonic()
+    outputs = run(llm)
+    assert time.monotonic() - begin < NOTICED_WITHIN_S
+    message = (
+        r"rank 1 of \d has stood still for 1 s, after the op \w+ was begun.*restart the process"
+    )
+    for output in outputs:
+        for sample in output.outputs:
+            assert sample.finish_reason == "error"
+            assert re.search(message, str(output.outputs[0].error))
+    with pytest.raises(DeviceError, match="the engine has stopped: rank 1"):
+        run(llm)
+    llm.close()
+    assert time.monotonic() - begin < NOTICED_WITHIN_S
+
+
+def test_who_waits_for_a_callers_code_does_not_stand_still(fail: Fail) -> None:
+    """The ranks of the first stages wait for rank 0, which waits for a logits processor."""
+
+    def dawdle(_: list[int], logits: object) -> object:
+        time.sleep(0.6)
+        return logits
+
+    fail(still_s=0.25)
+    with make_llm(1, num_stages=2) as llm:
+        prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+        params = SamplingParams(max_tokens=3, temperature=0, logits_processors=[dawdle])
+        quick = SamplingParams(max_tokens=3, temperature=0)
+        llm.generate(prompts, [params, quick, quick, quick], use_tqdm=False)
+        assert llm.get_metrics().num_rank_failures == 0
