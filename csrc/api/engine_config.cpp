@@ -91,6 +91,10 @@ void ParallelConfig::validate() const {
     throw InvalidArgument(concat("tensor_parallel_size=", tensor, ", pipeline_parallel_size=",
                                  pipeline, " and data_parallel_size=", data, " are ",
                                  data * num_ranks(), " ranks, of which there may be ", kMaxRanks));
+  if (tensor % decode_context != 0)
+    throw InvalidArgument(concat("decode_context_parallel_size=", decode_context,
+                                 " does not divide tensor_parallel_size=", tensor,
+                                 ", whose ranks it takes together"));
   if (replica < 0 || replica >= data)
     throw InvalidArgument(concat("there is no replica ", replica, " of ", data));
   if (node >= nodes)
@@ -101,9 +105,15 @@ void ParallelConfig::validate() const {
                               ": replicas are of one process; run a server each behind llmserve "
                               "route"));
   if (overlaps_halves && nodes > 1 && pipeline > 1)
-    throw NotSupported(concat("enable_dbo with nnodes=", nodes, " and pipeline_parallel_size=",
-                              pipeline, ": stages exchange once a step, which half batches would "
+    throw NotSupported(concat("enable_dbo with nnodes=", nodes,
+                              " and pipeline_parallel_size=", pipeline,
+                              ": stages exchange once a step, which half batches would "
                               "not hide; leave enable_dbo out, or use tensor_parallel_size"));
+  if (nodes > 1 && decode_context > 1)
+    throw NotSupported(concat("decode_context_parallel_size=", decode_context,
+                              " with nnodes=", nodes,
+                              ": ranks of other machines cannot read each other's keys; "
+                              "use nnodes=1"));
   if (nodes > num_ranks())
     throw InvalidArgument(concat("nnodes=", nodes, " with ", num_ranks(),
                                  " ranks: each node has at least one; raise "
@@ -113,6 +123,11 @@ void ParallelConfig::validate() const {
 void EngineConfig::validate() const {
   check_minimums(*this);
   parallel.validate();
+  if (parallel.decode_context > 1 && device != "cpu" && device != "ref")
+    throw NotSupported(concat("decode_context_parallel_size=", parallel.decode_context,
+                              " on device '", device,
+                              "': ranks of a CPU read each other's keys; "
+                              "use device='cpu', or leave it at 1"));
   if (parallel.num_ranks() > 1 && device != "cpu" && device != "ref") {
     const bool has_stages = parallel.pipeline > 1;
     throw NotSupported(concat(

@@ -108,7 +108,9 @@ DType kv_cache_dtype_from_name(std::string_view text, DType weights);
 struct ParallelConfig {
   int32_t tensor = 1;              // ranks that share each layer
   bool has_whole_experts = false;  // of a layer of experts each has some, in the place of a part
-  int32_t pipeline = 1;            // stages, each of some layers, of as many ranks
+  // Of them so many keep one KV cache together, in the place of a copy each: a divisor of `tensor`.
+  int32_t decode_context = 1;
+  int32_t pipeline = 1;  // stages, each of some layers, of as many ranks
   // Replicas: engines with the same weights. Each has ranks of its own; what bounds a step or a
   // KV cache is of one replica.
   int32_t data = 1;
@@ -130,6 +132,7 @@ struct ParallelConfig {
     return std::tuple{
         ConfigField{"tensor_parallel_size", &ParallelConfig::tensor, 1},
         ConfigField{"enable_expert_parallel", &ParallelConfig::has_whole_experts},
+        ConfigField{"decode_context_parallel_size", &ParallelConfig::decode_context, 1},
         ConfigField{"pipeline_parallel_size", &ParallelConfig::pipeline, 1},
         ConfigField{"data_parallel_size", &ParallelConfig::data, 1},
         ConfigField{"nnodes", &ParallelConfig::nodes, 1},

@@ -141,6 +141,7 @@ void plan_head(const ConfigRequest& request, const Checkpoint& checkpoint,
   EngineConfig config = resolve_draft(draft, checkpoint, head.layer, target_config);
   config.speculation = target_config.speculation;
   config.parallel = target_config.parallel;
+  config.parallel.decode_context = 1;  // each rank of a head keeps its own
   config.num_threads = target_config.num_threads;
   if (!head.has_cache()) config.cache.groups.clear();
   plan.max_wanted_layers = static_cast<int32_t>(

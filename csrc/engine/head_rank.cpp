@@ -72,7 +72,7 @@ void HeadRank::load(const HeadConfig& head, const Checkpoint& checkpoint) {
                head.layer.cache_groups == head_->config().layer.cache_groups);
   WeightLoader weights(checkpoint, backend_,
                        resolve_weight_format(config_.dtype, config_.quantization), {.load = true},
-                       tensor_rank(target_.config(), rank_));
+                       tensor_rank(config_, rank_));
   std::unique_ptr<DraftHead> loaded = make_draft_head(head, weights);
   // What it computes with was made for the old one.
   if (head_ != nullptr)
@@ -97,7 +97,7 @@ void HeadRank::release_weights(const Checkpoint& checkpoint) {
   if (!has_weights_) return;
   WeightLoader weights(checkpoint, backend_,
                        resolve_weight_format(config_.dtype, config_.quantization), {},
-                       tensor_rank(target_.config(), rank_));
+                       tensor_rank(config_, rank_));
   head_ = make_draft_head(head_->config(), weights);
   has_weights_ = false;
   arena_.reset();
@@ -109,7 +109,7 @@ void HeadRank::restore_cache() {
   for (int32_t i = 0; i < head_->config().num_layers(); ++i)
     places.push_back({.group = 0, .lane = i});
   kv_storage_ = std::make_unique<KvStorage>(
-      head_cache_groups(head_->config(), tensor_rank(target_.config(), rank_)), places,
+      head_cache_groups(head_->config(), tensor_rank(config_, rank_)), places,
       KvStorage::Shape{.num_blocks = config_.cache.num_blocks,
                        .block_size = config_.cache.block_size,
                        .dtype = config_.kv_cache_dtype},

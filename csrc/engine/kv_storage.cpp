@@ -4,6 +4,8 @@
 #include <array>
 #include <atomic>
 
+#include "core/error.h"
+
 namespace llmserve {
 namespace {
 
@@ -14,16 +16,27 @@ constexpr int64_t kTouchedBytes = 2 << 20;
 
 }  // namespace
 
-int64_t KvStorage::num_bytes(std::span<const CacheGroupSpec> groups, const Shape& shape) {
-  return shape.num_blocks * shape.block_size * num_lanes(groups) *
-             row_bytes(groups.front(), shape.dtype) +
-         shape.num_state_slots * state_bytes(groups);
+std::shared_ptr<Buffer> SharedKvRows::take(int64_t num_bytes, Memory& memory) {
+  const std::lock_guard lock(mutex_);
+  std::shared_ptr<Buffer> rows = rows_.lock();
+  if (!rows) rows_ = rows = std::make_shared<Buffer>(num_bytes, memory);
+  check_internal(rows->num_bytes() == num_bytes, "ranks keep as many rows together");
+  return rows;
 }
 
 KvStorage::KvStorage(std::span<const CacheGroupSpec> groups, std::span<const KvPlace> places,
-                     const Shape& shape, Backend& backend)
-    : buffer_(num_bytes(groups, shape), backend.memory()) {
-  std::byte* next = buffer_.data();
+                     const Shape& shape, Backend& backend, const KvSharing& sharing)
+    : rank_(sharing.rank),
+      kept_states_(shape.num_state_slots * state_bytes(groups), backend.memory()) {
+  const int64_t all_rows = shape.num_blocks * shape.block_size * num_lanes(groups) *
+                           row_bytes(groups.front(), shape.dtype);
+  if (sharing.rows) {
+    num_ranks_ = sharing.rows->num_ranks();
+    rows_ = sharing.rows->take(all_rows, backend.memory());
+  } else {
+    rows_ = std::make_shared<Buffer>(all_rows, backend.memory());
+  }
+  std::byte* next = rows_->data();
   const auto take = [&](int64_t num_heads, int64_t dim) {
     const Tensor pool =
         cache_part(next, shape.dtype, shape.num_blocks, num_heads, shape.block_size, dim);
@@ -46,6 +59,7 @@ KvStorage::KvStorage(std::span<const CacheGroupSpec> groups, std::span<const KvP
                       .key_layout = backend.key_layout(shape.block_size, rows.key_dim,
                                                        rows.value_dim, shape.dtype)});
   }
+  next = kept_states_.data();
   for (const KvPlace& place : places) {
     PagedKvCache& cache = layers_.emplace_back();
     if (place.group >= 0) cache = lanes_[static_cast<size_t>(place.lane)];
@@ -59,16 +73,30 @@ KvStorage::KvStorage(std::span<const CacheGroupSpec> groups, std::span<const KvP
   }
 }
 
+int64_t KvStorage::num_bytes() const {
+  const int64_t rows = rows_->num_bytes();
+  return rows * (rank_ + 1) / num_ranks_ - rows * rank_ / num_ranks_ + kept_states_.num_bytes();
+}
+
 int64_t KvStorage::block_bytes() const {
   int64_t bytes = 0;
   for (const Pool& pool : pools_) bytes += pool.block_bytes;
   return bytes;
 }
 
-bool KvStorage::touch(Memory& memory, Pool& pool, int64_t num_blocks, int64_t num_bytes) {
+bool KvStorage::touch(Memory& memory, Pool& pool, int64_t num_blocks, int64_t num_bytes) const {
   num_bytes = std::min(num_bytes, num_blocks * pool.block_bytes - pool.touched_bytes);
-  if (num_bytes <= 0 || !memory.touch(pool.data + pool.touched_bytes, num_bytes)) return false;
-  pool.touched_bytes += num_bytes;
+  if (num_bytes <= 0) return false;
+  const int64_t begin = pool.touched_bytes;
+  const int64_t end = begin + num_bytes;
+  for (int64_t at = begin, next = end; at < end; at = next) {
+    if (num_ranks_ > 1) {
+      next = std::min(end, (at / kTouchedBytes + 1) * kTouchedBytes);
+      if (at / kTouchedBytes % num_ranks_ != rank_) continue;
+    }
+    if (!memory.touch(pool.data + at, next - at)) return false;
+  }
+  pool.touched_bytes = end;
   return true;
 }
 

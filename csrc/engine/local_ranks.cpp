@@ -22,11 +22,16 @@ std::vector<std::unique_ptr<Worker>> make_workers(RankThreads& ranks, const Engi
                                                   const std::shared_ptr<SharedModels>& shared) {
   std::vector<std::unique_ptr<Worker>> workers(static_cast<size_t>(ranks.num_ranks()));
   const int first = config.parallel.first_rank();
+  const int32_t sharing = config.parallel.decode_context;
+  std::vector<std::shared_ptr<SharedKvRows>> kv_rows(workers.size() / static_cast<size_t>(sharing));
+  if (sharing > 1)
+    for (auto& rows : kv_rows) rows = std::make_shared<SharedKvRows>(sharing);
   ranks.run([&](int local) {
     const ThreadShare threads = thread_share(config, first + local);
     if (threads.first > 0) pin_thread_to(threads.first, threads.count);
     workers[static_cast<size_t>(local)] =
-        std::make_unique<Worker>(config, checkpoint, first + local, nullptr, shared);
+        std::make_unique<Worker>(config, checkpoint, first + local, nullptr, shared,
+                                 kv_rows[static_cast<size_t>(local / sharing)]);
   });
   // Of each stage the first rank counts, as rank 0 of one stage does.
   if (first > 0) return workers;

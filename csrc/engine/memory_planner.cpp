@@ -164,13 +164,14 @@ void add_rank(const ModelConfig& model, const Checkpoint& checkpoint, Backend& b
   if (tensor_rank(config, rank).rank == 0) add_stage(sizes.weights, plan.weights);
 }
 
-// The groups with the KV heads that all ranks of a stage keep together: some keep the same.
+// The groups with the KV heads that all ranks of a stage keep together: some keep the same, each or
+// together.
 std::vector<CacheGroupSpec> groups_of_ranks(const MemoryPlan& plan) {
   const std::span<const CacheGroupSpec> rows = row_groups(plan.config.cache.groups);
   std::vector<CacheGroupSpec> groups(rows.begin(), rows.end());
   for (CacheGroupSpec& group : groups) {
     group.num_kv_heads = 0;
-    for (int32_t i = 0; i < plan.config.parallel.tensor; ++i)
+    for (int32_t i = 0; i < plan.config.parallel.tensor; i += plan.config.parallel.decode_context)
       group.num_kv_heads += plan.ranks[static_cast<size_t>(i)].rows.num_kv_heads;
   }
   return groups;
@@ -180,7 +181,8 @@ std::vector<CacheGroupSpec> groups_of_ranks(const MemoryPlan& plan) {
 int64_t bytes_of_ranks(const MemoryPlan& plan, const KvCacheDType& dtype) {
   int64_t bytes = 0;
   for (size_t rank = 0; rank < plan.ranks.size(); ++rank)
-    if (is_local(plan.config.parallel, static_cast<int>(rank)))
+    if (is_local(plan.config.parallel, static_cast<int>(rank)) &&
+        context_rank(plan.config, static_cast<int>(rank)) == 0)
       bytes += kv_bytes_per_token({&plan.ranks[rank].rows, 1}, dtype);
   return bytes;
 }
@@ -370,6 +372,7 @@ MemoryPlan plan_memory(const ConfigRequest& request, const Checkpoint& checkpoin
   plan.config.cache.groups = model.cache_groups;
   if (state_bytes(model.cache_groups) > 0)
     plan.config.cache.num_state_slots = plan.config.scheduler.max_num_seqs;
+  check_context_ranks(model, plan.config.parallel);
   plan.architecture = model.architecture;
   plan.format = checkpoint.format();
   const std::unique_ptr<Backend> backend = make_backend(plan.config.device, {.num_threads = 1});
@@ -414,10 +417,15 @@ MemoryPlan plan_memory(const ConfigRequest& request, const Checkpoint& checkpoin
   }
   plan.config.cache.num_blocks = static_cast<int32_t>(plan.pool.num_blocks);
   const KvCacheDType& kept = find_kv_cache_dtype(kv_cache_dtype_name(plan.config.kv_cache_dtype));
-  for (RankPlan& rank : plan.ranks)
+  const int64_t sharing = plan.config.parallel.decode_context;
+  for (size_t i = 0; i < plan.ranks.size(); ++i) {
+    RankPlan& rank = plan.ranks[i];
+    const int64_t rows =
+        plan.pool.num_blocks * plan.pool.block_size * kv_bytes_per_token({&rank.rows, 1}, kept);
+    const int64_t place = context_rank(plan.config, static_cast<int>(i));
     rank.kv_cache_bytes =
-        plan.pool.num_blocks * plan.pool.block_size * kv_bytes_per_token({&rank.rows, 1}, kept) +
-        rank.state_bytes;
+        rows * (place + 1) / sharing - rows * place / sharing + rank.state_bytes;
+  }
   if (plan.config.draft) {
     EngineConfig guesses = *plan.config.draft;
     guesses.cache.num_blocks = static_cast<int32_t>(num_draft_blocks(plan, plan.pool));

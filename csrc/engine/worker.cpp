@@ -36,13 +36,15 @@ int64_t workspace_bytes(const Model& model, const EngineConfig& config) {
 }  // namespace
 
 Worker::Worker(const EngineConfig& config, const Checkpoint& checkpoint, int rank,
-               std::shared_ptr<Backend> backend, std::shared_ptr<SharedModels> shared)
+               std::shared_ptr<Backend> backend, std::shared_ptr<SharedModels> shared,
+               std::shared_ptr<SharedKvRows> kv_rows)
     : config_(config),
       rank_(rank),
       backend_(
           backend ? std::move(backend)
                   : make_backend(config.device, {.num_threads = thread_share(config, rank).count})),
       shared_(std::move(shared)),
+      kv_rows_(std::move(kv_rows)),
       steps_(backend_->steps()) {
   loaded_ = load(checkpoint);
   vocab_size_ = model().config().vocab_size;
@@ -95,7 +97,7 @@ void Worker::restore(MemoryPart part) {
                          .block_size = config_.cache.block_size,
                          .dtype = config_.kv_cache_dtype,
                          .num_state_slots = config_.cache.num_state_slots},
-        *backend_);
+        *backend_, KvSharing{.rows = kv_rows_, .rank = context_rank(config_, rank_)});
   }
 }
 
@@ -167,7 +169,9 @@ void Worker::check_shapes(const Model& model) const {
 }
 
 void Worker::prepare(const StepBatch& batch) {
-  kv_storage_->copy_blocks(*backend_, batch.copies);
+  if (!kv_rows_ || context_rank(config_, rank_) == 0)
+    kv_storage_->copy_blocks(*backend_, batch.copies);
+  if (kv_rows_ && !batch.copies.empty()) ends_.tensor_ranks->barrier();
   if (!backend_->memory().is_host()) return;
   int64_t end = 0;
   for (const KvGroupInput& group : batch.input.kv_groups)
@@ -211,8 +215,27 @@ Tensor Worker::forward(const ForwardContext& context, int64_t second_half) {
                           log_);
 }
 
+void Worker::take_own_slots(ModelInput& input) {
+  const int64_t count = input.num_tokens();
+  const int64_t rank = context_rank(config_, rank_);
+  const int64_t begin = count * rank / kv_rows_->num_ranks();
+  const int64_t end = count * (rank + 1) / kv_rows_->num_ranks();
+  own_slots_.assign(input.kv_groups.size() * static_cast<size_t>(count), -1);
+  own_groups_.assign(input.kv_groups.begin(), input.kv_groups.end());
+  for (size_t g = 0; g < own_groups_.size(); ++g) {
+    const std::span<int64_t> slots =
+        std::span(own_slots_).subspan(g * static_cast<size_t>(count), static_cast<size_t>(count));
+    std::copy(own_groups_[g].slots.begin() + begin, own_groups_[g].slots.begin() + end,
+              slots.begin() + begin);
+    own_groups_[g].slots = slots;
+  }
+  input.kv_groups = own_groups_;
+}
+
 void Worker::run(const StepBatch& batch, StepSink& sink) {
-  lay_out_layer_states(batch.input);
+  ModelInput input = batch.input;
+  if (kv_rows_) take_own_slots(input);
+  lay_out_layer_states(input);
   const Arena::Scope scope(*arena_);
   LoggedExchanges logged(log_);
   WatchedCommunicator watched(*ends_.tensor_ranks, logged);
@@ -229,7 +252,7 @@ void Worker::run(const StepBatch& batch, StepSink& sink) {
   }
   const ForwardContext context{.backend = *backend_,
                                .arena = *arena_,
-                               .input = batch.input,
+                               .input = input,
                                .kv_caches = kv_storage_->layers(),
                                .groups = groups,
                                .layer_states = layer_states_,

@@ -57,10 +57,11 @@ class Worker {
   // Loads the share of rank `rank` of the weights of `checkpoint`, which is config.model_path,
   // opened. restore() opens it anew. It computes on `backend`, which another worker of the same
   // thread may use, too; null: its own. shared: where other replicas find the same weights; null:
-  // there is one. Throws what read_model_config and load_model throw, and ResourceExhausted.
+  // there is one. kv_rows: what ranks that keep one KV cache keep it in; null: it has its own.
+  // Throws what read_model_config and load_model throw, and ResourceExhausted.
   Worker(const EngineConfig& config, const Checkpoint& checkpoint, int rank = 0,
-         std::shared_ptr<Backend> backend = nullptr,
-         std::shared_ptr<SharedModels> shared = nullptr);
+         std::shared_ptr<Backend> backend = nullptr, std::shared_ptr<SharedModels> shared = nullptr,
+         std::shared_ptr<SharedKvRows> kv_rows = nullptr);
   ~Worker();
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
@@ -80,6 +81,7 @@ class Worker {
   }
 
   // Before run(): copies the batch's blocks, and has the pages at hand that the step writes to.
+  // Ranks that keep one KV cache wait until all copies are done.
   void prepare(const StepBatch& batch);
   // Runs the layers and computes the logits that are wanted. Among several ranks each of the last
   // stage has the hidden states, and rank 0 the logits; the sink is called on rank 0 alone. It asks
@@ -138,6 +140,8 @@ class Worker {
   void lay_out_layer_states(const ModelInput& input);
   void make_workspace();
   Tensor forward(const ForwardContext& context, int64_t second_half);
+  // Of ranks that keep one KV cache each stores its share of the step's tokens.
+  void take_own_slots(ModelInput& input);
   void check_files() const;
   // Of several replicas, the one that has loaded them.
   bool counts_weights() const { return loaded_->replica == config_.parallel.replica; }
@@ -147,16 +151,17 @@ class Worker {
   const EngineConfig config_;
   const int rank_;
   const std::shared_ptr<Backend> backend_;
-  const std::shared_ptr<SharedModels> shared_;  // null: no other replica has its weights
-  std::shared_ptr<const LoadedModel> loaded_;   // null while the weights are given back
-  std::vector<DeferredWeight> deferred_;        // of the model, the next to be packed at the back
-  std::string config_text_;                     // of the last load: what stands in for config.json
-  std::unique_ptr<Arena> arena_;                // likewise
-  std::unique_ptr<KvStorage> kv_storage_;       // null while the KV cache is
-  LayerRange layers_;                           // of its stage
-  RankCache cache_;                             // as this rank keeps it
-  int64_t first_kv_head_ = 0;                   // of those that it keeps
-  int64_t num_used_blocks_ = 0;                 // of it: behind them none was ever written to
+  const std::shared_ptr<SharedModels> shared_;   // null: no other replica has its weights
+  const std::shared_ptr<SharedKvRows> kv_rows_;  // null: it keeps its own
+  std::shared_ptr<const LoadedModel> loaded_;    // null while the weights are given back
+  std::vector<DeferredWeight> deferred_;         // of the model, the next to be packed at the back
+  std::string config_text_;                      // of the last load: what stands in for config.json
+  std::unique_ptr<Arena> arena_;                 // likewise
+  std::unique_ptr<KvStorage> kv_storage_;        // null while the KV cache is
+  LayerRange layers_;                            // of its stage
+  RankCache cache_;                              // as this rank keeps it
+  int64_t first_kv_head_ = 0;                    // of those that it keeps
+  int64_t num_used_blocks_ = 0;                  // of it: behind them none was ever written to
   // Of the model as it was first loaded.
   int64_t vocab_size_ = 0;
   int64_t hidden_size_ = 0;
@@ -173,6 +178,8 @@ class Worker {
   Buffer layer_state_buffer_;                  // of as many as the config allows
   Tensor layer_states_;
   std::vector<int32_t> pooled_tokens_;  // whose logits are computed
+  std::vector<int64_t> own_slots_;      // [groups, T] -1: another rank stores the token
+  std::vector<KvGroupInput> own_groups_;
 };
 
 }  // namespace llmserve

@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "engine/batch_builder.h"
 #include "io/quantization_files.h"
+#include "layers/context_cut.h"
 #include "models/layer_kinds.h"
 #include "models/model_loader.h"
 
@@ -102,7 +103,32 @@ RankCache rank_cache(const ModelConfig& model, const TensorRank& rank, const Lay
 TensorRank tensor_rank(const EngineConfig& config, int rank) {
   return {.rank = rank % config.parallel.tensor,
           .size = config.parallel.tensor,
-          .has_whole_experts = config.parallel.has_whole_experts};
+          .has_whole_experts = config.parallel.has_whole_experts,
+          .context_size = config.parallel.decode_context};
+}
+
+void check_context_ranks(const ModelConfig& model, const ParallelConfig& parallel) {
+  if (parallel.decode_context == 1) return;
+  const auto refuse = [&](const std::string& reason) {
+    throw NotSupported(
+        concat("decode_context_parallel_size=", parallel.decode_context, ": ", reason));
+  };
+  if (row_groups(model.cache_groups).empty()) refuse("the model keeps no keys; leave it at 1");
+  const auto are_shared = [&](int32_t size) {
+    return keeps_one_kv_head({.size = parallel.tensor, .context_size = size}, model.num_heads,
+                             model.num_kv_heads);
+  };
+  const bool cuts_kv_heads = std::ranges::any_of(
+      model.layers, [](const LayerTraits& layer) { return layer.attention->cuts_kv_heads; });
+  if (!cuts_kv_heads || are_shared(parallel.decode_context)) return;
+  int32_t most = 1;
+  for (int32_t size = 2; size < parallel.decode_context; ++size)
+    if (parallel.tensor % size == 0 && are_shared(size)) most = size;
+  refuse(concat("the model has ", model.num_kv_heads, " KV heads, of which ",
+                parallel.decode_context, " ranks of tensor_parallel_size=", parallel.tensor,
+                " do not keep the same one; use ", most,
+                ", or a tensor_parallel_size that is a multiple of ",
+                model.num_kv_heads * parallel.decode_context));
 }
 
 ThreadShare thread_share(const EngineConfig& config, int rank) {

@@ -24,6 +24,12 @@ inline constexpr int64_t kMaxLogitRowsAtOnce = 64;
 
 // The place of a worker, rank `rank` of config.parallel.num_ranks(), among the ranks of its stage.
 TensorRank tensor_rank(const EngineConfig& config, int rank);
+// Its place among those of them that keep one KV cache together.
+inline int32_t context_rank(const EngineConfig& config, int rank) {
+  return rank % config.parallel.decode_context;
+}
+// Throws NotSupported where the ranks of config.parallel.decode_context would keep different keys.
+void check_context_ranks(const ModelConfig& model, const ParallelConfig& parallel);
 // Its stage of the pipeline: that of the first ranks is the last, so that rank 0 has the logits.
 inline int stage_of(const EngineConfig& config, int rank) {
   return config.parallel.pipeline - 1 - rank / config.parallel.tensor;

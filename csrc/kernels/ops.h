@@ -318,6 +318,7 @@ struct TransferBlocksArgs {
 // multiply-add an output, is a thousandth of its products.
 inline constexpr int64_t kKvTile = 64;
 inline constexpr int64_t kKvSpan = 512;
+class AttentionRanks;  // kernels/attention_ranks.h
 struct PagedAttentionArgs {
   ConstTensor q;  // [T, H, D]; tokens may be strided
   PagedKvCache cache;
@@ -330,6 +331,9 @@ struct PagedAttentionArgs {
   float soft_cap = 0.0f;  // c > 0: scores become c * tanh(score / c)
   ConstTensor sinks;      // [H] f32, or none
   Tensor out;             // [T, H, Dv]; tokens may be strided
+  // Those that keep the cache together, and have stored the step's keys and values by the time that
+  // they all have called the op; null: there is one. K is 1 then. Host backends alone.
+  AttentionRanks* ranks = nullptr;
 };
 
 // What there is to say of an activation, in the order of Activation.

@@ -330,6 +330,9 @@ void validate(const PagedAttentionArgs& args) {
                {DType::kF32});
   if (args.sinks)
     check_tensor("paged_attention.sinks", args.sinks, {{"H", num_heads}}, {DType::kF32});
+  if (args.ranks != nullptr && kv_heads != 1)
+    refuse("paged_attention.ranks",
+           concat("expected one KV head where ranks keep the cache together, got ", kv_heads));
   const int64_t num_sequences = static_cast<int64_t>(args.kv_lens.size());
   check_length("paged_attention.query_starts", args.query_starts.size(), num_sequences + 1);
   check_length("paged_attention.block_tables", args.block_tables.size(),

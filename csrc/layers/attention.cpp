@@ -54,6 +54,7 @@ Attention::Attention(WeightLoader& weights, const TensorNames& names, const std:
                      const AttentionSpec& spec)
     : spec_(spec),
       cut_(weights.rank(), spec.num_heads, spec.num_kv_heads),
+      context_(weights.rank(), spec.num_heads, spec.num_kv_heads),
       given_(weights.rank(), cut_.given, spec.head_dim),
       given_kv_(weights.rank(), cut_.given_kv, spec.head_dim),
       qkv_(weights, WeightGroup::kAttention, qkv_parts(names, prefix, spec, cut_),
@@ -102,7 +103,7 @@ void Attention::forward(const ForwardContext& context, const LinearInput& x,
       .out = head_view(attended, cut_.first_head * spec_.head_dim, cut_.num_heads, spec_.head_dim)};
   if (const auto output = output_.as_one(context, attended, to.out, to.accumulate))
     return context.backend.fused_attention({.attention = args, .output = *output});
-  context.backend.paged_attention(args);
+  context_.attend(context, args);
   given_.gather(context, attended);
   output_.forward(context, {attended}, to.out, to.accumulate);
 }
@@ -172,7 +173,7 @@ int64_t Attention::workspace_bytes(int64_t num_tokens) const {
   const int64_t q_width = spec_.num_heads * spec_.head_dim;
   const int64_t kv_width = spec_.num_kv_heads * spec_.head_dim;
   return rows(qkv_.out_features()) + rows(q_width) +
-         (has_norm_over_ranks() ? rows(q_width) + rows(kv_width) : 0);
+         (has_norm_over_ranks() ? rows(q_width) + rows(kv_width) : 0) + context_.workspace_bytes();
 }
 
 }  // namespace llmserve

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "layers/attention_layer.h"
+#include "layers/context_cut.h"
 #include "layers/head_norm.h"
 #include "layers/linear.h"
 #include "layers/tensor_names.h"
@@ -34,7 +35,7 @@ struct AttentionSpec {
 };
 
 // Ranks share it by heads: each projects, and attends with, its own, and keeps the keys and values
-// of its KV heads alone.
+// of its KV heads alone, which ranks with the same one may keep together.
 class Attention final : public AttentionLayer {
  public:
   // Weights "<prefix><names.q>" and so on.
@@ -63,6 +64,7 @@ class Attention final : public AttentionLayer {
 
   AttentionSpec spec_;
   HeadCut cut_;
+  ContextCut context_;
   ColumnCut given_;     // query heads' columns
   ColumnCut given_kv_;  // KV heads' columns
   Linear qkv_;

@@ -57,6 +57,7 @@ LatentAttention::LatentAttention(WeightLoader& weights, const TensorNames& names
                                  const std::string& prefix, const LatentAttentionSpec& spec)
     : spec_(spec),
       cut_(weights.rank(), spec.num_heads, spec.num_heads),
+      context_(weights.rank(), spec.num_heads, spec.num_heads),
       given_(weights.rank(), cut_.given, spec.dims.value_dim),
       first_(weights, WeightGroup::kAttention, first_parts(names, prefix, spec.dims),
              spec.hidden_size, {}),
@@ -98,15 +99,15 @@ void LatentAttention::forward(const ForwardContext& context, const LinearInput& 
   const Tensor attended =
       as_heads(context.arena.allocate(DType::kF32, {num_tokens, cut_.num_heads * spec_.dims.rank}),
                cut_.num_heads);
-  context.backend.paged_attention({.q = absorb(context, queries, angles),
-                                   .cache = cache,
-                                   .query_starts = input.query_starts,
-                                   .kv_lens = input.kv_lens,
-                                   .block_tables = group.block_tables,
-                                   .max_blocks = input.max_blocks,
-                                   .scale = spec_.scale,
-                                   .window = spec_.window,
-                                   .out = attended});
+  context_.attend(context, {.q = absorb(context, queries, angles),
+                            .cache = cache,
+                            .query_starts = input.query_starts,
+                            .kv_lens = input.kv_lens,
+                            .block_tables = group.block_tables,
+                            .max_blocks = input.max_blocks,
+                            .scale = spec_.scale,
+                            .window = spec_.window,
+                            .out = attended});
   const Tensor values =
       context.arena.allocate(DType::kF32, {num_tokens, spec_.num_heads * spec_.dims.value_dim});
   const Tensor own = values.slice(1, cut_.first_head * spec_.dims.value_dim,
@@ -178,7 +179,7 @@ int64_t LatentAttention::workspace_bytes(int64_t num_tokens) const {
   const int64_t table = spec_.query_scaling.growth == 0.0f ? 0 : rows(dims.plain_dim);
   return rows(first_.out_features()) + rows(query_.out_features()) +
          rows(cut_.num_heads * dims.rank) + rows(cut_.num_heads * dims.row_dim()) +
-         std::max(table, rows(spec_.num_heads * dims.value_dim));
+         std::max(table, context_.workspace_bytes() + rows(spec_.num_heads * dims.value_dim));
 }
 
 }  // namespace llmserve

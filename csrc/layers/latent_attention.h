@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "layers/attention_layer.h"
+#include "layers/context_cut.h"
 #include "layers/head_linear.h"
 #include "layers/latent_dims.h"
 #include "layers/norm.h"
@@ -29,7 +30,8 @@ struct LatentAttentionSpec {
   int32_t kv_group = 0;         // the cache group whose blocks have the layer's rows
 };
 
-// Ranks share it by heads; each keeps the latents, and makes them and the low-rank queries whole.
+// Ranks share it by heads; each keeps the latents, or some keep them together, and makes them and
+// the low-rank queries whole.
 class LatentAttention final : public AttentionLayer {
  public:
   // Weights "<prefix><names.q_a>" and so on.
@@ -53,6 +55,7 @@ class LatentAttention final : public AttentionLayer {
 
   LatentAttentionSpec spec_;
   HeadCut cut_;
+  ContextCut context_;
   ColumnCut given_;  // of the heads' values
   Linear first_;     // q_a and kv_a, or kv_a alone
   std::optional<Norm> query_norm_;

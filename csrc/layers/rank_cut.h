@@ -19,6 +19,7 @@ struct TensorRank {
   int32_t rank = 0;
   int32_t size = 1;                // W
   bool has_whole_experts = false;  // experts are not cut: each stands on one rank
+  int32_t context_size = 1;        // so many ranks that follow one another keep one KV cache
 };
 
 // Columns of rows [R, N], of which each rank has a run, in the ranks' order.

@@ -41,6 +41,7 @@ class FaultyCommunicator final : public Communicator {
     inner_->all_reduce(data, reduction);
   }
   void all_gather(const ConstTensor& x, const Tensor& out, Counts counts) override {
+    if (rank_ == script_->options.rank && script_->is_time()) fail();
     inner_->all_gather(x, out, counts);
   }
   void gather_columns(const ConstTensor& x, const Tensor& out, Counts counts, int to) override {

@@ -10,7 +10,7 @@ namespace llmserve {
 
 struct RankFaultOptions {
   int32_t rank = -1;             // that fails; -1: none does
-  int64_t fail_at_exchange = 1;  // at this gathering of its columns, from 1
+  int64_t fail_at_exchange = 1;  // at this gathering of what it has, from 1
   int64_t num_failures = 1;      // and, in later groups, at so many first ones in all
   // "throw": the rank throws. "leave": it goes without a word. "hang": it does nothing, until the
   // others give it up.

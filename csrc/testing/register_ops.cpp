@@ -21,8 +21,9 @@ namespace py = pybind11;
 
 namespace llmserve {
 
-// Their parts of this module: register_{blocks,cuda,fused,transfers}.cpp.
+// Their parts of this module: register_{blocks,context,cuda,fused,transfers}.cpp.
 void register_testing_blocks(py::module_& testing, py::class_<Backend>& backend);
+void register_testing_context(py::class_<Backend>& backend);
 void register_testing_cuda(py::module_& testing);
 void register_testing_fused(py::class_<Backend>& backend);
 void register_testing_transfers(py::module_& testing, py::class_<Backend>& backend);
@@ -366,6 +367,7 @@ void register_testing_ops(py::module_& testing) {
       },
       "array"_a);
   register_testing_blocks(testing, backend);
+  register_testing_context(backend);
   register_testing_fused(backend);
   register_testing_transfers(testing, backend);
   backend.def("to_device", &to_device, "array"_a, py::keep_alive<0, 1>())

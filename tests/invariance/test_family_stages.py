@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from checkpoints import FAMILIES, checkpoint
 from gguf_files import in_format, write_gguf
-from llmserve import LLM, InvalidArgument, NotSupported, SamplingParams, _core
+from llmserve import LLM, InvalidArgument, SamplingParams, _core
 from llmserve import _core_testing as testing
 from test_family_invariance import PROMPTS, run
 from test_invariance import Result
@@ -193,5 +193,3 @@ def test_a_stage_that_fails_loses_no_token(
 def test_what_a_pipeline_cannot_be_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="pipeline_parallel_size=3: the model has 2 layers"):
         results(checkpoint("llama"), pipeline_parallel_size=3)
-    with pytest.raises(NotSupported, match="decode_context_parallel_size=2 is not supported"):
-        results(checkpoint("llama"), decode_context_parallel_size=2)

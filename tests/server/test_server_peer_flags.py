@@ -221,7 +221,7 @@ def test_what_changes_nothing_is_taken_with_one_warning(caplog: pytest.LogCaptur
         ),
         ("x --speculative-accept-threshold-single 0.5", "threshold-single 0.5 is not supported"),
         ("x -ctk q4_1", "--cache-type-k q4_1 is not supported; it may be f32, f16"),
-        ("x -dcp 2", "decode_context_parallel_size=2 is not supported"),
+        ("x -pcp 2", "prefill_context_parallel_size=2 is not supported"),
     ],
 )
 def test_what_is_not_here_is_refused_by_its_name(line: str, message: str) -> None:

@@ -66,7 +66,10 @@ def test_a_size_of_0_turns_off_what_has_it_in_a_file_as_on_the_command_line(
     ("text", "message"),
     [
         ("prot: 1", "did you mean 'port'"),
-        ("decode_context_parallel_size: 2", "decode_context_parallel_size=2 is not supported: the"),
+        (
+            "prefill_context_parallel_size: 2",
+            "prefill_context_parallel_size=2 is not supported: ranks",
+        ),
         ("port: x", "port must be an integer"),
         ("port: 70000", "65535"),
         ("- a", "must be a mapping"),

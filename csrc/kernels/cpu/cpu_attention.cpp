@@ -3,13 +3,12 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "kernels/attention_ranks.h"
 
 namespace llmserve {
 namespace {
 
-// Query rows (tokens x heads of a group) that share one walk over the KV: enough that reading it is
-// a few percent of the products, few enough that the rows' scores and outputs stay in the L2.
-constexpr int64_t kMaxQueryRows = 96;
+constexpr int64_t kMaxQueryRows = CpuAttention::kMaxQueryRows;
 // Reading a tile costs about as much as this many query rows on it.
 constexpr int64_t kReadCostRows = 4;
 // An item that threads share is split into its spans if each thread gets at least so many, or else
@@ -165,7 +164,7 @@ void CpuAttention::list_items(const PagedAttentionArgs& args, int64_t group) {
   size_t prefix_until = 0;  // the first sequence behind those that share one
   for (size_t b = 0; b < args.kv_lens.size(); ++b) {
     if (b >= prefix_until) {
-      shared = shared_prefix(args, b, group);
+      shared = is_shared(b) ? SharedPrefix{} : shared_prefix(args, b, group);
       prefix_until = b + static_cast<size_t>(shared.count);
       begun = list_prefix(args, b, group, shared);
     } else if (begun.at != nullptr) {
@@ -174,7 +173,7 @@ void CpuAttention::list_items(const PagedAttentionArgs& args, int64_t group) {
     const int64_t first = args.query_starts[b];
     const int64_t last = args.query_starts[b + 1];
     const int64_t max_tokens = std::min(item_tokens(group), last - first);
-    if (max_tokens == 0) continue;
+    if (max_tokens == 0 || is_shared(b)) continue;
     const int64_t max_heads =
         args.cache.has_values_in_keys() ? 1 : item_heads(max_tokens, group, kv_heads);
     for (int64_t head = 0; head < kv_heads; head += max_heads) {
@@ -334,12 +333,14 @@ void CpuAttention::run(const PagedAttentionArgs& args, const RoundedRows& rounde
                                  cpu::kPanelWidth, " elements beside keys in panels, got ",
                                  values.shape[3]));
   const int64_t group = args.q.shape[1] / keys.shape[1];
+  share_spans(args);
   list_items(args, group);
-  if (items_.empty()) return;
+  if (items_.empty() && shared_.empty()) return;
   reserve();
+  const int64_t most_rows = shared_.empty() ? group : args.ranks->rows().count;
   workers_.reserve_scratch(
       scratch_bytes(args.q.shape[0], {.num_kv_heads = keys.shape[1],
-                                      .group = group,
+                                      .group = most_rows,
                                       .key_dim = keys.shape[3],
                                       .value_dim = values.shape[3],
                                       .has_values_in_keys = has_values_in_keys}));
@@ -370,6 +371,7 @@ void CpuAttention::run(const PagedAttentionArgs& args, const RoundedRows& rounde
       .is_out_rounded = is_rounded,
       .out_token_stride = is_rounded ? rounded.stride : args.out.strides[0],
       .out_head_stride = args.out.strides[1]};
+  if (!shared_.empty()) walk_spans(args, call);
   deal_items(items_, args.window, group, item_starts_);
   if (!prefix_items_.empty()) {
     deal_items(prefix_items_, args.window, group, prefix_starts_);
@@ -385,6 +387,7 @@ void CpuAttention::run(const PagedAttentionArgs& args, const RoundedRows& rounde
                                                   workers_.scratch<float>(thread_idx));
                        }
                      });
+  if (!shared_.empty()) merge_spans(args, call);
 }
 
 }  // namespace llmserve

@@ -10,6 +10,10 @@ namespace llmserve {
 
 class CpuAttention {
  public:
+  // Query rows (tokens x heads of a group) that share one walk over the KV: enough that reading it
+  // is a few percent of the products, few enough that the rows' scores and outputs stay in the L2.
+  static constexpr int64_t kMaxQueryRows = 96;
+
   explicit CpuAttention(CpuWorkers& workers)
       : workers_(workers), kernels_(workers.kernels()), pool_(workers.pool()) {}
 
@@ -23,14 +27,28 @@ class CpuAttention {
   // rows.
   void run(const PagedAttentionArgs& args, const RoundedRows& rounded);
 
-  // Of the last call, items of prefixes that sequences share: for tests.
+  // Of the last call, items of prefixes that sequences share, and spans that were walked for
+  // several ranks: for tests.
   int64_t num_prefix_items() const { return static_cast<int64_t>(prefix_items_.size()); }
+  int64_t num_shared_spans() const { return num_shared_spans_; }
 
  private:
   // Cuts the step's queries into items_, and what sequences share of their KV into prefix_items_;
   // items that threads share into their heads or spans, too. As far as partials_ holds states and
   // the results of spans.
   void list_items(const PagedAttentionArgs& args, int64_t group);
+  // cpu_rank_attention.cpp: contexts whose spans ranks share. Each rank walks some spans for the
+  // rows of all, and merges its own rows of all spans. First which contexts those are and who walks
+  // what, the same on every rank, and the ranks meet.
+  void share_spans(const PagedAttentionArgs& args);
+  void choose_shared(const PagedAttentionArgs& args);
+  void deal_spans(const PagedAttentionArgs& args);
+  bool is_shared(size_t b) const { return b < are_shared_.size() && are_shared_[b] != 0; }
+  // Of all ranks' queries, where they are walked.
+  void bring_queries(const PagedAttentionArgs& args, float* to) const;
+  void walk_spans(const PagedAttentionArgs& args, cpu::AttentionCall call);
+  // The ranks meet again. `call` has this rank's rows.
+  void merge_spans(const PagedAttentionArgs& args, const cpu::AttentionCall& call);
   // Sequences from b on, of a token each, whose KV begins in the same blocks.
   struct SharedPrefix {
     int64_t count = 1;  // sequences
@@ -68,6 +86,33 @@ class CpuAttention {
   std::vector<int64_t> item_costs_;
   std::vector<int64_t> item_starts_, prefix_starts_;
   std::vector<cpu::AttentionLater> laters_;  // one a thread
+
+  struct SharedContext {
+    size_t sequence;
+    int64_t first_token, num_tokens;
+    size_t first_span;
+    int64_t num_spans;
+    bool is_walked_here;  // some of it
+  };
+  struct SharedSpan {
+    int64_t rank;    // that walks it
+    int64_t offset;  // floats of that rank's room where its result goes
+  };
+  // What a rank shows the others.
+  struct Shown {
+    const float* q;
+    int64_t token_stride, head_stride;
+    const float* room;
+  };
+  std::vector<uint8_t> are_shared_;  // [B]
+  std::vector<SharedContext> shared_;
+  std::vector<SharedSpan> spans_;   // of one context after another, in order
+  std::vector<int64_t> room_used_;  // [ranks] floats of results
+  std::vector<Shown> seen_;         // [ranks] of the step
+  std::vector<cpu::AttentionItem> span_items_;
+  std::vector<int64_t> span_starts_;
+  Shown shown_{};
+  int64_t num_shared_spans_ = 0;  // walked here
 };
 
 }  // namespace llmserve

@@ -42,8 +42,10 @@ class CpuBackend final : public Backend {
   KeyLayout key_layout(int64_t block_size, int64_t key_dim, int64_t value_dim,
                        DType dtype) const override;
 
-  // Of the last attention, items of prefixes that sequences share: for tests.
+  // Of the last attention, items of prefixes that sequences share, and spans that were walked for
+  // several ranks: for tests.
   int64_t num_prefix_items() const { return attention_.num_prefix_items(); }
+  int64_t num_shared_spans() const { return attention_.num_shared_spans(); }
 
  private:
 #define LLMSERVE_OP(name, Args) void do_##name(const Args& args) override;

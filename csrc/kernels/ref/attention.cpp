@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/float_types.h"
+#include "kernels/attention_ranks.h"
 #include "kernels/ref/ref_backend.h"
 #include "kernels/ref/scalar_math.h"
 
@@ -152,6 +153,7 @@ struct KvHead {
 }  // namespace
 
 void RefBackend::do_paged_attention(const PagedAttentionArgs& args) {
+  if (args.ranks != nullptr) args.ranks->meet(nullptr);  // each walks all positions
   const int64_t group = args.q.shape[1] / args.cache.keys.shape[1];
   const bool has_pairs = args.cache.keys.dtype != DType::kF32 && bf16_ != Bf16Products::kNone;
   for (size_t b = 0; b < args.kv_lens.size(); ++b) {

@@ -18,9 +18,9 @@ _BY_REASON: Mapping[str, Mapping[str, Sequence[object]]] = {
     "": {
         **dict.fromkeys(("spec_method", "spec_model", "spec_tokens"), _NONE),
     },
-    "the keys of a sequence lie on one rank for each of its KV heads; tensor_parallel_size cuts "
-    "them by heads, pipeline_parallel_size by layers": {
-        **dict.fromkeys(("decode_context_parallel_size", "prefill_context_parallel_size"), _ONE),
+    "ranks share a prompt by heads and columns already, and decode_context_parallel_size keeps its "
+    "keys once; raise tensor_parallel_size": {
+        "prefill_context_parallel_size": _ONE,
     },
     "nothing of a checkpoint is ever executed": {
         "trust_remote_code": (False,),

@@ -231,6 +231,17 @@ class EngineOptions:
         "of a layer of experts each rank has some, whole, in the place of a part of each",
         commands="plan",
     )
+    decode_context_parallel_size: int = engine_option(
+        1,
+        _CACHE,
+        "ranks that keep one KV cache together and share long contexts, in the place of a copy "
+        "each; the tokens are the same",
+        commands="run serve plan bench",
+        minimum=1,
+        maximum=64,
+        more="CPU only. A divisor of tensor_parallel_size, for models of fewer KV heads than ranks "
+        "or with latent attention. See [ranks.md](ranks.md#long-contexts-among-ranks)",
+    )
     enable_eplb: bool = engine_option(
         False,
         _WEIGHTS,

@@ -505,6 +505,7 @@ _SPELLINGS: Mapping[str, str] = {
     "-dpp": "--data-parallel-rpc-port",
     "-dpb": "--data-parallel-backend",
     "-dcp": "--decode-context-parallel-size",
+    "-pcp": "--prefill-context-parallel-size",
     "-ep": "--enable-expert-parallel",
     "-q": "--quantization",
     "-cc": "--compilation-config",

@@ -132,9 +132,9 @@ def test_bad_usage_shows_the_usage(call: Run) -> None:
 
 LATER = [
     (
-        "--decode-context-parallel-size",
+        "--prefill-context-parallel-size",
         "2",
-        "decode_context_parallel_size=2 is not supported: the keys of a sequence lie",
+        "prefill_context_parallel_size=2 is not supported: ranks share a prompt by heads",
     ),
     ("--hf-config-path", "x", "hf_config_path='x' is not supported: the checkpoint's files say"),
     ("--trust-remote-code", None, "trust_remote_code=True is not supported: nothing of a check"),

@@ -72,6 +72,24 @@ def test_the_plan_is_what_the_engine_allocates(
     assert _core.host_allocations().num_bytes == before
 
 
+@pytest.mark.parametrize(
+    ("family", "size"), [("deepseek_v3", 3), ("minicpm3", 6), ("llama", 3), ("gemma3_text", 3)]
+)
+def test_the_plan_of_ranks_that_keep_one_cache_is_what_they_allocate(
+    family: str, size: int
+) -> None:
+    path = checkpoints.checkpoint(family, num_hidden_layers=4, intermediate_size=480)
+    arguments: dict[str, Any] = {"max_num_seqs": 4, "num_threads": 1, "dtype": "float32"}
+    arguments |= {"tensor_parallel_size": 6, "decode_context_parallel_size": size}
+    plan = LLM.plan(path, num_gpu_blocks_override=40, **arguments)
+    assert sum(rank.kv_cache_bytes for rank in plan.ranks) == plan.kv_cache_bytes
+    before = _core.host_allocations().num_bytes
+    with LLM(path, num_gpu_blocks_override=40, **arguments) as llm:
+        check_equal(plan, llm._open_engine().memory_use)
+        measured = _core.host_allocations().num_bytes - before
+    assert abs(measured - plan.total_bytes + plan.mapped_bytes) <= TOLERANCE * plan.total_bytes
+
+
 @pytest.mark.parametrize("family", ["mixtral", "deepseek_v3", "gpt_oss", "qwen2_moe"])
 def test_the_plan_of_ranks_with_whole_experts_is_what_they_allocate(family: str) -> None:
     path = checkpoints.checkpoint(family)
