@@ -72,7 +72,11 @@ class NodeProcess:
     def __init__(
         self, path: Path | str, options: dict[str, Any], prefix: tuple[str, ...] = ()
     ) -> None:
-        flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+        flags = [
+            f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
+            for name, value in options.items()
+            if value is not False
+        ]
         self._command = [*prefix, sys.executable, "-m", "llmserve", "serve", str(path), *flags]
         self.start()
 
