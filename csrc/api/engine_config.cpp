@@ -82,6 +82,9 @@ DType kv_cache_dtype_from_name(std::string_view text, DType weights) {
 
 void ParallelConfig::validate() const {
   check_minimums(*this);
+  if (std::ranges::find(kTensorParallelCuts, cut) == kTensorParallelCuts.end())
+    throw InvalidArgument(concat("tensor_parallel_cut must be columns, rows or tree, got \"",
+                                 cut.substr(0, 80), "\""));
   for (const auto& [size_name, size] :
        {std::pair{"tensor_parallel_size", tensor}, std::pair{"pipeline_parallel_size", pipeline},
         std::pair{"data_parallel_size", data}})

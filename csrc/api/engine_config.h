@@ -2,6 +2,7 @@
 // resolved before.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -103,6 +104,9 @@ std::string_view kv_cache_dtype_name(DType dtype);
 // Of a name, "fp8_e4m3" being "fp8", and "auto" what the weights have. Throws NotSupported.
 DType kv_cache_dtype_from_name(std::string_view text, DType weights);
 
+// How ranks share o_proj and down_proj: LinearCut of layers/rank_cut.h, in its order.
+inline constexpr std::array<std::string_view, 3> kTensorParallelCuts{"columns", "rows", "tree"};
+
 // How many ranks a model is cut among, and how many engines run it. Ranks are threads of one
 // process, or of one a machine.
 struct ParallelConfig {
@@ -110,7 +114,8 @@ struct ParallelConfig {
   bool has_whole_experts = false;  // of a layer of experts each has some, in the place of a part
   // Of them so many keep one KV cache together, in the place of a copy each: a divisor of `tensor`.
   int32_t decode_context = 1;
-  int32_t pipeline = 1;  // stages, each of some layers, of as many ranks
+  std::string cut = "columns";  // of kTensorParallelCuts
+  int32_t pipeline = 1;         // stages, each of some layers, of as many ranks
   // Replicas: engines with the same weights. Each has ranks of its own; what bounds a step or a
   // KV cache is of one replica.
   int32_t data = 1;
@@ -133,6 +138,7 @@ struct ParallelConfig {
         ConfigField{"tensor_parallel_size", &ParallelConfig::tensor, 1},
         ConfigField{"enable_expert_parallel", &ParallelConfig::has_whole_experts},
         ConfigField{"decode_context_parallel_size", &ParallelConfig::decode_context, 1},
+        ConfigField{"tensor_parallel_cut", &ParallelConfig::cut},
         ConfigField{"pipeline_parallel_size", &ParallelConfig::pipeline, 1},
         ConfigField{"data_parallel_size", &ParallelConfig::data, 1},
         ConfigField{"nnodes", &ParallelConfig::nodes, 1},

@@ -71,6 +71,7 @@ void register_engine_config(py::module_& module) {
       .def_readonly("tensor_parallel_size", &ParallelConfig::tensor)
       .def_readonly("enable_expert_parallel", &ParallelConfig::has_whole_experts)
       .def_readonly("decode_context_parallel_size", &ParallelConfig::decode_context)
+      .def_readonly("tensor_parallel_cut", &ParallelConfig::cut)
       .def_readonly("pipeline_parallel_size", &ParallelConfig::pipeline)
       .def_readonly("data_parallel_size", &ParallelConfig::data)
       .def_readonly("nnodes", &ParallelConfig::nodes)

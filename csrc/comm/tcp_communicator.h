@@ -1,7 +1,7 @@
 // Ranks that exchange through sockets: each pair has a connection of its own.
 //
 // A rank sends its part to all that want it, and each reduces by itself in the order of the ranks,
-// so that all have the same bits.
+// so that all have the same bits. Of much data each reduces a part, which then goes to all.
 #pragma once
 
 #include <chrono>
@@ -56,6 +56,9 @@ class TcpCommunicator final : public Communicator {
   void advance_all(RankOp op, DType dtype, std::span<const Part> parts);
   short advance(size_t rank);
   std::vector<Part>& fresh_parts();
+  // Each rank reduces a part of the data and sends it to all: two rounds in the place of one, and
+  // 2 (W - 1) / W times the data in the place of W - 1 times.
+  void reduce_in_parts(const Tensor& data, Reduction reduction);
   void reduce(const std::byte* mine, DType dtype, int64_t count, Reduction reduction,
               std::byte* out);
   std::byte* staging(size_t num_bytes);

@@ -118,6 +118,7 @@ std::string node_settings(const EngineConfig& config, const Checkpoint& checkpoi
   line("tensor_parallel_size", config.parallel.tensor);
   line("pipeline_parallel_size", config.parallel.pipeline);
   line("enable_expert_parallel", config.parallel.has_whole_experts);
+  line("tensor_parallel_cut", config.parallel.cut);
   line("nnodes", config.parallel.nodes);
   line("enable_dbo", config.parallel.has_halves());
   line("hidden states that drafts want", config.max_wanted_layers);

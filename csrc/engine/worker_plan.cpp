@@ -101,10 +101,13 @@ RankCache rank_cache(const ModelConfig& model, const TensorRank& rank, const Lay
 }
 
 TensorRank tensor_rank(const EngineConfig& config, int rank) {
-  return {.rank = rank % config.parallel.tensor,
-          .size = config.parallel.tensor,
-          .has_whole_experts = config.parallel.has_whole_experts,
-          .context_size = config.parallel.decode_context};
+  return {
+      .rank = rank % config.parallel.tensor,
+      .size = config.parallel.tensor,
+      .has_whole_experts = config.parallel.has_whole_experts,
+      .context_size = config.parallel.decode_context,
+      .cut = static_cast<LinearCut>(std::ranges::find(kTensorParallelCuts, config.parallel.cut) -
+                                    kTensorParallelCuts.begin())};
 }
 
 void check_context_ranks(const ModelConfig& model, const ParallelConfig& parallel) {
@@ -195,6 +198,7 @@ std::string packed_variant(const EngineConfig& config, const Backend& backend,
           ? ""
           : concat(", rank ", tensor_rank(config, rank).rank, " of ", config.parallel.tensor,
                    config.parallel.has_whole_experts ? ", experts whole" : ""),
+      config.parallel.cut == ParallelConfig().cut ? "" : concat(", cut by ", config.parallel.cut),
       layers.is_whole() ? "" : concat(", layers ", layers.begin, " to ", layers.end));
 }
 

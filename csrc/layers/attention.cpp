@@ -61,10 +61,11 @@ Attention::Attention(WeightLoader& weights, const TensorNames& names, const std:
            spec.input_size > 0 ? spec.input_size : spec.hidden_size,
            {.has_bias = spec.qkv_bias, .is_transposed = spec.is_transposed}),
       output_(weights, WeightGroup::kAttention,
-              {{prefix + names.attention_output, spec.hidden_size}}, spec.num_heads * spec.head_dim,
-              {.has_bias = spec.output_bias,
-               .is_transposed = spec.is_transposed,
-               .is_gathered = true}) {
+              {.name = prefix + names.attention_output,
+               .out_features = spec.hidden_size,
+               .has_bias = spec.output_bias,
+               .is_transposed = spec.is_transposed},
+              head_input(weights.rank(), cut_, spec.head_dim)) {
   if (spec.qk_norm != QkNorm::kNone) {
     q_norm_.emplace(weights, prefix + names.q_norm, spec.num_heads, spec.head_dim, spec.qk_norm,
                     spec.norm);
@@ -86,8 +87,7 @@ void Attention::forward(const ForwardContext& context, const LinearInput& x,
   const Tensor queries = prepare(context, qkv, angles, cache);
 
   const KvGroupInput& group = input.kv_groups[static_cast<size_t>(spec_.kv_group)];
-  const Tensor attended =
-      context.arena.allocate(DType::kF32, {num_tokens, spec_.num_heads * spec_.head_dim});
+  const OutputLinear::Input attended = output_.allocate_input(context, num_tokens);
   const ConstTensor sinks = sinks_.view();
   const PagedAttentionArgs args{
       .q = queries,
@@ -100,12 +100,17 @@ void Attention::forward(const ForwardContext& context, const LinearInput& x,
       .window = spec_.window,
       .soft_cap = spec_.soft_cap,
       .sinks = sinks ? sinks.slice(0, cut_.first_head, cut_.num_heads) : sinks,
-      .out = head_view(attended, cut_.first_head * spec_.head_dim, cut_.num_heads, spec_.head_dim)};
-  if (const auto output = output_.as_one(context, attended, to.out, to.accumulate))
-    return context.backend.fused_attention({.attention = args, .output = *output});
-  context_.attend(context, args);
-  given_.gather(context, attended);
-  output_.forward(context, {attended}, to.out, to.accumulate);
+      .out = as_heads(attended.own, cut_.num_heads)};
+  const OutputLinear::Target target = output_.begin(context, to.out, to.accumulate);
+  const auto output =
+      context_.is_shared() ? std::nullopt : output_.as_one(context, attended, target);
+  if (output) {
+    context.backend.fused_attention({.attention = args, .output = *output});
+  } else {
+    context_.attend(context, args);
+    output_.run(context, attended, target);
+  }
+  output_.finish(context, target, to.out, to.accumulate);
 }
 
 Tensor Attention::prepare(const ForwardContext& context, const Tensor& qkv,
@@ -172,7 +177,7 @@ int64_t Attention::workspace_bytes(int64_t num_tokens) const {
   };
   const int64_t q_width = spec_.num_heads * spec_.head_dim;
   const int64_t kv_width = spec_.num_kv_heads * spec_.head_dim;
-  return rows(qkv_.out_features()) + rows(q_width) +
+  return rows(qkv_.out_features()) + output_.workspace_bytes(num_tokens) +
          (has_norm_over_ranks() ? rows(q_width) + rows(kv_width) : 0) + context_.workspace_bytes();
 }
 

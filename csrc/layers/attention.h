@@ -7,7 +7,7 @@
 #include "layers/attention_layer.h"
 #include "layers/context_cut.h"
 #include "layers/head_norm.h"
-#include "layers/linear.h"
+#include "layers/output_linear.h"
 #include "layers/tensor_names.h"
 #include "layers/weight_loader.h"
 
@@ -68,7 +68,7 @@ class Attention final : public AttentionLayer {
   ColumnCut given_;     // query heads' columns
   ColumnCut given_kv_;  // KV heads' columns
   Linear qkv_;
-  Linear output_;
+  OutputLinear output_;
   std::optional<HeadNorm> q_norm_;
   std::optional<HeadNorm> k_norm_;
   VectorWeight sinks_;  // [H] or empty

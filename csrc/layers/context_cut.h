@@ -21,6 +21,7 @@ class ContextCut {
   // it takes of the arena is of use to others until all have met again.
   void attend(const ForwardContext& context, PagedAttentionArgs args) const;
   int64_t workspace_bytes() const;
+  bool is_shared() const { return !rows_.runs.empty(); }
 
  private:
   RankRows rows_;

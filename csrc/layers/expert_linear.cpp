@@ -50,7 +50,7 @@ ExpertLinear::ExpertLinear(WeightLoader& weights, const ExpertLinearSpec& spec)
   std::vector<WeightPart> biases;
   for (int64_t e = 0; e < spec.num_experts; ++e) {
     std::vector<WeightPart> own = of_expert(spec.parts, e, spec.num_experts);
-    if (spec.shard.size == 1) own = joined(std::move(own));
+    if (!spec.shard.is_cut()) own = joined(std::move(own));
     const int64_t idx = e - spec.experts.begin;
     if (idx < 0 || idx >= num_experts_) {
       weights.skip(own, spec.in_features, spec.is_transposed);
@@ -64,7 +64,11 @@ ExpertLinear::ExpertLinear(WeightLoader& weights, const ExpertLinearSpec& spec)
     const std::vector<WeightPart> of_bias = of_expert(spec.biases, e, spec.num_experts);
     biases.insert(biases.end(), of_bias.begin(), of_bias.end());
   }
-  if (!biases.empty()) bias_ = weights.vector(WeightGroup::kExperts, biases, spec.shard);
+  if (spec.shard.axis == ShardAxis::kOutput || spec.shard.of(spec.in_features).begin == 0) {
+    if (!biases.empty()) bias_ = weights.vector(WeightGroup::kExperts, biases, spec.shard);
+  } else {
+    weights.skip_vector(biases);
+  }
   for (Stack& stack : stacks_) {
     for (const LinearWeight& weight : stack.weights) stack.pointers.push_back(&weight);
     const LinearWeight& like = stack.weights[0];
@@ -78,6 +82,12 @@ ExpertLinear::ExpertLinear(WeightLoader& weights, const ExpertLinearSpec& spec)
              like.format ? quantized_activation_bytes(*like.format, like.in_features) : 0,
          .out_features = weights.rank().size == 1 ? 0 : like.out_features});
   }
+}
+
+int64_t ExpertLinear::input_unit(WeightLoader& weights, const ExpertLinearSpec& spec) {
+  // Experts are alike.
+  const std::vector<WeightPart> first = of_expert(spec.parts, 0, spec.num_experts);
+  return weights.input_unit(first[0], spec.in_features, spec.is_transposed);
 }
 
 void ExpertLinear::add(int64_t expert, std::vector<LinearWeight> made, const std::string& name) {

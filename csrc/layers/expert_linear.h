@@ -21,13 +21,16 @@ struct ExpertLinearSpec {
   int64_t in_features = 0;         // K
   int64_t rows_per_token = 0;      // that a step asks for: k
   bool is_transposed = false;
-  Shard shard;         // the rank's columns of each part
+  Shard shard;         // the rank's columns of each part, or its part of K
   IndexRange experts;  // those that the rank has, whole; of size 0: all
 };
 
 class ExpertLinear {
  public:
   ExpertLinear(WeightLoader& weights, const ExpertLinearSpec& spec);
+
+  // At multiples of how many elements K of each expert can be cut; 0: it cannot be.
+  static int64_t input_unit(WeightLoader& weights, const ExpertLinearSpec& spec);
 
   // The experts of all ranks, where each has some, whole. It refers to the ranks' weights.
   struct Joined {

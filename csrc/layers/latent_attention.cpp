@@ -58,7 +58,6 @@ LatentAttention::LatentAttention(WeightLoader& weights, const TensorNames& names
     : spec_(spec),
       cut_(weights.rank(), spec.num_heads, spec.num_heads),
       context_(weights.rank(), spec.num_heads, spec.num_heads),
-      given_(weights.rank(), cut_.given, spec.dims.value_dim),
       first_(weights, WeightGroup::kAttention, first_parts(names, prefix, spec.dims),
              spec.hidden_size, {}),
       query_norm_(spec.dims.query_rank == 0
@@ -78,8 +77,8 @@ LatentAttention::LatentAttention(WeightLoader& weights, const TensorNames& names
       values_(weights, WeightGroup::kAttention, value_parts(names, prefix, spec, cut_),
               spec.dims.rank),
       output_(weights, WeightGroup::kAttention,
-              {{prefix + names.attention_output, spec.hidden_size}},
-              spec.num_heads * spec.dims.value_dim, {.is_gathered = true}),
+              {.name = prefix + names.attention_output, .out_features = spec.hidden_size},
+              head_input(weights.rank(), cut_, spec.dims.value_dim)),
       no_rotation_(
           static_cast<size_t>(spec.query_scaling.growth == 0 ? 0 : spec.dims.plain_dim / 2)) {
   if (names.k_b.empty()) latent_names_.push_back(prefix + names.kv_b + ".weight");
@@ -108,13 +107,11 @@ void LatentAttention::forward(const ForwardContext& context, const LinearInput& 
                             .scale = spec_.scale,
                             .window = spec_.window,
                             .out = attended});
-  const Tensor values =
-      context.arena.allocate(DType::kF32, {num_tokens, spec_.num_heads * spec_.dims.value_dim});
-  const Tensor own = values.slice(1, cut_.first_head * spec_.dims.value_dim,
-                                  cut_.num_heads * spec_.dims.value_dim);
-  values_.forward(context, attended, as_heads(own, cut_.num_heads));
-  given_.gather(context, values);
-  output_.forward(context, {values}, to.out, to.accumulate);
+  const OutputLinear::Input values = output_.allocate_input(context, num_tokens);
+  values_.forward(context, attended, as_heads(values.own, cut_.num_heads));
+  const OutputLinear::Target target = output_.begin(context, to.out, to.accumulate);
+  output_.run(context, values, target);
+  output_.finish(context, target, to.out, to.accumulate);
 }
 
 Tensor LatentAttention::project(const ForwardContext& context, const LinearInput& x,
@@ -179,7 +176,7 @@ int64_t LatentAttention::workspace_bytes(int64_t num_tokens) const {
   const int64_t table = spec_.query_scaling.growth == 0.0f ? 0 : rows(dims.plain_dim);
   return rows(first_.out_features()) + rows(query_.out_features()) +
          rows(cut_.num_heads * dims.rank) + rows(cut_.num_heads * dims.row_dim()) +
-         std::max(table, context_.workspace_bytes() + rows(spec_.num_heads * dims.value_dim));
+         std::max(table, context_.workspace_bytes() + output_.workspace_bytes(num_tokens));
 }
 
 }  // namespace llmserve

@@ -15,6 +15,7 @@
 #include "layers/head_linear.h"
 #include "layers/latent_dims.h"
 #include "layers/norm.h"
+#include "layers/output_linear.h"
 #include "layers/tensor_names.h"
 
 namespace llmserve {
@@ -56,14 +57,13 @@ class LatentAttention final : public AttentionLayer {
   LatentAttentionSpec spec_;
   HeadCut cut_;
   ContextCut context_;
-  ColumnCut given_;  // of the heads' values
-  Linear first_;     // q_a and kv_a, or kv_a alone
+  Linear first_;  // q_a and kv_a, or kv_a alone
   std::optional<Norm> query_norm_;
   Norm latent_norm_;
   Linear query_;       // q_b, or q
   HeadLinear keys_;    // W_k, transposed
   HeadLinear values_;  // W_v
-  Linear output_;
+  OutputLinear output_;
   std::vector<float> no_rotation_;         // frequencies of 0
   std::vector<std::string> latent_names_;  // the tensor that multiplies latents, if it is one
 };

@@ -34,12 +34,15 @@ Linear::Linear(WeightLoader& weights, WeightGroup group, const std::vector<Weigh
     shard = gathered_->shard();
   }
   // Parts that are cut stay apart: each is cut by itself.
-  const std::vector<WeightPart> pieces = shard.size == 1 ? joined(parts) : parts;
+  const std::vector<WeightPart> pieces = shard.is_cut() ? parts : joined(parts);
   weights_ =
       weights.linear(group, with_suffix(pieces, ".weight"), in_features, spec.is_transposed, shard);
   for (const LinearWeight& weight : weights_) out_features_ += weight.out_features;
-  const bool has_bias = spec.has_bias && (shard.axis == ShardAxis::kOutput || shard.rank == 0);
-  if (has_bias) bias_ = weights.vector(group, with_suffix(pieces, ".bias"), shard);
+  if (!spec.has_bias) return;
+  if (shard.axis == ShardAxis::kOutput || shard.of(in_features).begin == 0)
+    bias_ = weights.vector(group, with_suffix(pieces, ".bias"), shard);
+  else
+    weights.skip_vector(with_suffix(pieces, ".bias"));
 }
 
 std::vector<WeightPart> joined(std::vector<WeightPart> parts) {

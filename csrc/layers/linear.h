@@ -14,7 +14,7 @@ namespace llmserve {
 struct LinearSpec {
   bool has_bias = false;
   bool is_transposed = false;  // the file has W as [K, N]
-  // The rank's share of W. Of ranks that share K the first has the bias.
+  // The rank's share of W. Of ranks that share K the one with its beginning has the bias.
   Shard shard;
   // Of one part: ranks compute columns of the output, and all have all of it.
   bool is_gathered = false;

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "layers/feed_forward.h"
+#include "layers/output_linear.h"
 #include "layers/tensor_names.h"
 #include "layers/weight_loader.h"
 
@@ -36,9 +37,9 @@ class GatedMlp final : public FeedForward {
 
   MlpSpec spec_;
   int64_t max_rows_;  // at a time; rows do not affect each other, so that the cut changes no bit
-  ColumnCut cut_;     // of what is activated
+  InputCut cut_;      // of what is activated
   Linear gate_up_;    // side by side
-  Linear down_;
+  OutputLinear down_;
 };
 
 // down(activation(up(x))).
@@ -55,9 +56,9 @@ class PlainMlp final : public FeedForward {
  private:
   MlpSpec spec_;
   int64_t max_rows_;  // as of GatedMlp
-  ColumnCut cut_;     // likewise
+  InputCut cut_;      // likewise
   Linear up_;
-  Linear down_;
+  OutputLinear down_;
 };
 
 }  // namespace llmserve

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/error.h"
+
 namespace llmserve {
 namespace {
 
@@ -30,12 +32,44 @@ std::optional<ExpertDispatch> make_dispatch(const WeightLoader& weights, const E
 
 // A rank's share of the layer.
 ExpertLinearSpec shared_out(ExpertLinearSpec linear, const std::optional<ExpertDispatch>& dispatch,
-                            const ColumnCut& cut) {
+                            const Shard& shard) {
   if (dispatch)
     linear.experts = dispatch->own();
   else
-    linear.shard = cut.shard();
+    linear.shard = shard;
   return linear;
+}
+
+// Segments of a tree would each need the rows of all experts of a token: there the layer is cut by
+// columns, which changes no bit either.
+TensorRank rank_of(const WeightLoader& weights) {
+  TensorRank rank = weights.rank();
+  if (rank.cut == LinearCut::kTree) rank.cut = LinearCut::kColumns;
+  return rank;
+}
+
+InputCut activation_cut(WeightLoader& weights, const ExpertLinearSpec& down) {
+  const TensorRank rank = rank_of(weights);
+  const bool is_asked = rank.cut == LinearCut::kRows;
+  return activation_input(rank, down.in_features,
+                          is_asked ? ExpertLinear::input_unit(weights, down) : 0,
+                          "activations of an expert");
+}
+
+// Of partial sums over ranks, none: columns of the output are gathered.
+std::optional<SegmentSum> make_sum(WeightLoader& weights, const ExpertLinearSpec& down,
+                                   const InputCut& activations, bool are_whole,
+                                   int64_t hidden_size) {
+  const TensorRank rank = rank_of(weights);
+  if (rank.size == 1 || rank.cut != LinearCut::kRows) return std::nullopt;
+  const ProductShare share =
+      share_products(rank, activations, are_whole ? 1 : ExpertLinear::input_unit(weights, down));
+  if (!share.shares_products) return std::nullopt;
+  return SegmentSum(rank, share, hidden_size);
+}
+
+Shard input_shard(const ColumnCut& cut) {
+  return {.axis = ShardAxis::kInput, .range = {cut.begin(), cut.size()}};
 }
 
 ExpertLinearSpec gate_up_spec(const ExpertSpec& spec, const std::string& prefix,
@@ -112,11 +146,15 @@ Experts::Experts(WeightLoader& weights, const std::string& prefix, int64_t layer
       router_bias_(router_bias(weights, prefix, spec)),
       choice_bias_(choice_bias(weights, prefix, spec)),
       dispatch_(make_dispatch(weights, spec)),
-      activation_cut_(weights.rank(), spec.intermediate_size, "activations of an expert"),
-      output_cut_(weights.rank(), mlp.hidden_size, "elements of a hidden state"),
-      gate_up_(weights,
-               shared_out(gate_up_spec(spec, prefix, mlp.hidden_size), dispatch_, activation_cut_)),
-      down_(weights, shared_out(down_spec(spec, prefix, mlp.hidden_size), dispatch_, output_cut_)),
+      activation_cut_(activation_cut(weights, down_spec(spec, prefix, mlp.hidden_size))),
+      sum_(make_sum(weights, down_spec(spec, prefix, mlp.hidden_size), activation_cut_,
+                    dispatch_.has_value(), mlp.hidden_size)),
+      output_cut_(sum_ ? TensorRank() : weights.rank(), mlp.hidden_size,
+                  "elements of a hidden state"),
+      gate_up_(weights, shared_out(gate_up_spec(spec, prefix, mlp.hidden_size), dispatch_,
+                                   activation_cut_.given.shard())),
+      down_(weights, shared_out(down_spec(spec, prefix, mlp.hidden_size), dispatch_,
+                                sum_ ? input_shard(activation_cut_.given) : output_cut_.shard())),
       shared_(shared_mlp(weights, prefix, spec, mlp)),
       shared_weight_(shared_weight(weights, prefix, spec, mlp.hidden_size)) {
   weights.note_experts(spec.num_experts, spec.top_k);
@@ -191,28 +229,76 @@ void Experts::weigh_shared(const ForwardContext& context, const ConstTensor& x,
 
 void Experts::run_experts(const ForwardContext& context, const ConstTensor& x, const Routes& routes,
                           const Tensor& out, bool accumulate) const {
+  if (dispatch_ && sum_) return sum_whole_experts(context, x, routes, out, accumulate);
   if (dispatch_) return run_whole_experts(context, x, routes, out, accumulate);
   const Arena::Scope scope(context.arena);
+  const Tensor sums = sum_ ? sum_->allocate(context, x.shape[0]) : Tensor();
   const int64_t rows = x.shape[0] * spec_.top_k;
   const ConstTensor ids = flat(routes.ids);
   const Tensor gate_up = context.arena.allocate(DType::kF32, {rows, gate_up_.out_features()});
-  const Tensor activated = context.arena.allocate(DType::kF32, {rows, spec_.intermediate_size});
+  const Tensor activated = context.arena.allocate(DType::kF32, {rows, activation_width()});
   const Tensor given = context.arena.allocate(DType::kF32, {rows, down_.out_features()});
-  const GatedActivationArgs gate{
-      .gate_up = gate_up, .out = activation_cut_.own(activated), .activation = activation_};
-  const CombineExpertsArgs combine{
-      .x = given, .weights = routes.weights, .out = output_cut_.own(out), .accumulate = accumulate};
+  const GatedActivationArgs gate{.gate_up = gate_up,
+                                 .out = sum_ ? activated : activation_cut_.given.own(activated),
+                                 .activation = activation_};
+  const CombineExpertsArgs combine{.x = given,
+                                   .weights = routes.weights,
+                                   .out = sum_ ? sum_->own_sum(sums) : output_cut_.own(out),
+                                   .accumulate = !sum_ && accumulate};
   const auto up = gate_up_.as_one(context, x, ids, gate_up);
   const auto down = down_.as_one(context, activated, ids, given);
-  if (up && down && !output_cut_.is_cut())
-    return context.backend.fused_experts(
-        {.up = *up, .gate = gate, .down = *down, .combine = combine});
-  gate_up_.forward(context, x, ids, gate_up);
-  context.backend.gated_activation(gate);
-  activation_cut_.gather(context, activated);
-  down_.forward(context, activated, ids, given);
-  context.backend.combine_experts(combine);
-  output_cut_.gather(context, out);
+  if (up && down && !output_cut_.is_cut()) {
+    context.backend.fused_experts({.up = *up, .gate = gate, .down = *down, .combine = combine});
+  } else {
+    gate_up_.forward(context, x, ids, gate_up);
+    context.backend.gated_activation(gate);
+    if (!sum_) activation_cut_.given.gather(context, activated);
+    down_.forward(context, activated, ids, given);
+    context.backend.combine_experts(combine);
+  }
+  if (sum_)
+    add_sum(context, sums, out, accumulate);
+  else
+    output_cut_.gather(context, out);
+}
+
+int64_t Experts::activation_width() const {
+  return sum_ && !dispatch_ ? activation_cut_.given.size() : spec_.intermediate_size;
+}
+
+void Experts::add_sum(const ForwardContext& context, const Tensor& sums, const Tensor& out,
+                      bool accumulate) const {
+  const Tensor sum = sum_->finish(context, sums);
+  if (accumulate)
+    context.backend.add({.out = out, .x = sum});
+  else
+    copy_rows(context, sum, out);
+}
+
+void Experts::sum_whole_experts(const ForwardContext& context, const ConstTensor& x,
+                                const Routes& routes, const Tensor& out, bool accumulate) const {
+  check_internal(!dynamic_cast<RankRoutes*>(context.routes),
+                 "where experts run decides no sum over ranks");
+  const Arena::Scope scope(context.arena);
+  const int64_t rows = x.shape[0] * spec_.top_k;
+  const auto floats = [&](int64_t width) {
+    return context.arena.allocate(DType::kF32, {rows, width});
+  };
+  const Tensor sums = sum_->allocate(context, x.shape[0]);
+  const ExpertDispatch::Rows mine = dispatch_->dispatch(context, routes.ids);
+  const Tensor gate_up = floats(gate_up_.out_features());
+  const Tensor activated = floats(spec_.intermediate_size);
+  const Tensor given = floats(hidden_size_);  // of this rank's rows
+  gate_up_.forward(context, x, mine.experts, gate_up);
+  context.backend.gated_activation(
+      {.gate_up = gate_up, .out = activated, .activation = activation_});
+  down_.forward(context, activated, mine.experts, given);
+  // A slot of weight 0 is not read.
+  for (int64_t r = 0; r < rows; ++r)
+    if (mine.experts.as<int32_t>()[r] < 0) routes.weights.as<float>()[r] = 0;
+  context.backend.combine_experts(
+      {.x = given, .weights = routes.weights, .out = sum_->own_sum(sums)});
+  add_sum(context, sums, out, accumulate);
 }
 
 void Experts::run_whole_experts(const ForwardContext& context, const ConstTensor& x,
@@ -250,12 +336,16 @@ void Experts::run_whole_experts(const ForwardContext& context, const ConstTensor
   output_cut_.gather(context, out);
 }
 
-int64_t Experts::during_experts_bytes(int64_t num_rows) const {
+int64_t Experts::during_experts_bytes(int64_t num_tokens) const {
+  const int64_t num_rows = num_tokens * spec_.top_k;
   const auto floats = [&](int64_t width) {
     return Arena::footprint_bytes(DType::kF32, {num_rows, width});
   };
-  const int64_t activations = floats(gate_up_.out_features()) + floats(spec_.intermediate_size);
+  const int64_t activations = floats(gate_up_.out_features()) + floats(activation_width()) +
+                              (sum_ ? sum_->workspace_bytes(num_tokens) : 0);
   if (!dispatch_) return activations + floats(down_.out_features());
+  if (sum_)
+    return activations + dispatch_->workspace_bytes(num_rows) + floats(down_.out_features());
   return activations + dispatch_->workspace_bytes(num_rows) + 3 * floats(hidden_size_) +
          floats(output_cut_.size());
 }
@@ -265,7 +355,6 @@ int64_t Experts::workspace_bytes(int64_t num_tokens) const {
   const auto floats = [](int64_t count, int64_t width) {
     return Arena::footprint_bytes(DType::kF32, {count, width});
   };
-  const int64_t routed = rows * spec_.top_k;
   const int64_t routes =
       Arena::footprint_bytes(DType::kI32, {rows, spec_.top_k}) + floats(rows, spec_.top_k);
   const int64_t scaled = spec_.scales_input ? floats(rows, hidden_size_) : 0;
@@ -275,7 +364,7 @@ int64_t Experts::workspace_bytes(int64_t num_tokens) const {
   const int64_t weight = is_weighed ? floats(rows, 1) : 0;
   const int64_t during_weight =
       is_weighed ? floats(rows, 1) + Arena::footprint_bytes(DType::kI32, {rows, 1}) : 0;
-  const int64_t during_experts = during_experts_bytes(routed);
+  const int64_t during_experts = during_experts_bytes(rows);
   return routes + scaled +
          std::max({floats(rows, spec_.num_experts), shared + during_shared,
                    shared + weight + std::max(during_weight, during_experts)});

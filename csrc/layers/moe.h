@@ -10,6 +10,7 @@
 #include "layers/expert_spec.h"
 #include "layers/feed_forward.h"
 #include "layers/mlp.h"
+#include "layers/segment_sum.h"
 
 namespace llmserve {
 
@@ -44,7 +45,14 @@ class Experts final : public FeedForward {
   // Likewise, of this rank's experts alone, and the other ranks' rows brought to them.
   void run_whole_experts(const ForwardContext& context, const ConstTensor& x, const Routes& routes,
                          const Tensor& out, bool accumulate) const;
-  int64_t during_experts_bytes(int64_t num_rows) const;
+  // Likewise, with a sum over the ranks of what theirs give a token.
+  void sum_whole_experts(const ForwardContext& context, const ConstTensor& x, const Routes& routes,
+                         const Tensor& out, bool accumulate) const;
+  // out = the ranks' sums, or is added to.
+  void add_sum(const ForwardContext& context, const Tensor& sums, const Tensor& out,
+               bool accumulate) const;
+  int64_t activation_width() const;  // of what down_ reads
+  int64_t during_experts_bytes(int64_t num_tokens) const;
   // By what the output of the expert that all tokens have is multiplied, [T, 1].
   void weigh_shared(const ForwardContext& context, const ConstTensor& x,
                     const Tensor& weight) const;
@@ -58,8 +66,9 @@ class Experts final : public FeedForward {
   VectorWeight router_bias_;                // [X] or empty
   VectorWeight choice_bias_;                // [X] or empty
   std::optional<ExpertDispatch> dispatch_;  // where experts stand whole on ranks
-  ColumnCut activation_cut_;                // of each expert's activations
-  ColumnCut output_cut_;                    // of what the layer gives
+  InputCut activation_cut_;                 // of each expert's activations
+  std::optional<SegmentSum> sum_;           // where experts, or each one's K, are shared out
+  ColumnCut output_cut_;                    // of what the layer gives, where they are not
   ExpertLinear gate_up_;
   ExpertLinear down_;
   std::optional<GatedMlp> shared_;

@@ -41,6 +41,12 @@ class WeightLoader {
   void skip(const std::vector<WeightPart>& parts, int64_t in_features, bool is_transposed) {
     source_.stack(parts, in_features, is_transposed, {});
   }
+  // A vector that other ranks have, likewise.
+  void skip_vector(const std::vector<WeightPart>& parts) { source_.stack_vectors(parts, {}); }
+  // At multiples of how many elements ranks may cut K of a linear weight; 0: they may not.
+  int64_t input_unit(const WeightPart& part, int64_t in_features, bool is_transposed) {
+    return source_.input_unit(part, in_features, is_transposed);
+  }
   // The matrix [N, K] in f32, whatever other linear weights are in: a router's. `is_vector`: the
   // file has its one row as [K].
   LinearWeight float_linear(WeightGroup group, const std::string& name, int64_t out_features,

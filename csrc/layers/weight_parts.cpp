@@ -7,6 +7,10 @@
 namespace llmserve {
 
 IndexRange Shard::of(int64_t count) const {
+  if (range.size > 0) {
+    check_internal(range.begin >= 0 && range.begin + range.size <= count, "a rank has what is");
+    return range;
+  }
   const int64_t units = num_units == 0 ? count : num_units;
   check_internal(0 <= rank && rank < size && size <= units && count % units == 0,
                  "a rank has whole units");

@@ -48,7 +48,9 @@ struct Shard {
   int32_t rank = 0;
   int32_t size = 1;
   int64_t num_units = 0;  // of each part; 0: every row, or element of K, is one
+  IndexRange range{};     // what the rank has, in the place of all that; of size 0: as above
 
+  bool is_cut() const { return size > 1 || range.size > 0; }
   // The rank's part of `count` rows or elements. Precondition: whole units, at least one a rank.
   IndexRange of(int64_t count) const;
 };

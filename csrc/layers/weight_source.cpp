@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <sstream>
 
 #include "core/error.h"
@@ -226,10 +227,32 @@ const LinearFormat* WeightSource::kept_format(const QuantizedWeight& weight,
   // Host backends take a last group that is shorter, and columns in another order.
   const bool is_plain =
       format && !weight.input_order() && in_features % format->group_elements(in_features) == 0;
+  const int64_t unit = format && !weight.input_order() ? input_unit(format) : 0;
+  const bool is_whole = columns.size == in_features ||
+                        (unit > 0 && columns.begin % unit == 0 && columns.size % unit == 0);
   const bool is_kept = format_.keeps_blocks && !format_.integers && format &&
-                       backend_.can_run(*format) && columns.size == in_features &&
+                       backend_.can_run(*format) && is_whole &&
                        (is_plain || backend_.memory().is_host());
   return is_kept ? format : nullptr;
+}
+
+int64_t WeightSource::input_unit(const LinearFormat* format) {
+  if (!format) return 1;
+  // Outliers are added to what the output holds, and no longer to the product.
+  if (format->outlier_threshold > 0) return 0;
+  return format->group_size == 0 ? 1 : format->group_size << format->scale_shift;
+}
+
+int64_t WeightSource::input_unit(const WeightPart& part, int64_t in_features, bool is_transposed) {
+  int64_t unit = 1;
+  for (const StackedRows& rows : stack({&part, 1}, in_features, is_transposed, {})) {
+    const int64_t own =
+        rows.input_order ? 0 : input_unit(rows.format ? rows.format : format_.integers);
+    unit = std::lcm(unit, own);  // 0 stays
+    if (rows.format && !rows.quantized[0])
+      unit = std::lcm(unit, checkpoint_.storage(*rows.entries[0]).blocks->block_elements);
+  }
+  return unit;
 }
 
 const TensorEntry& WeightSource::find(const WeightPart& part, int64_t in_features,

@@ -67,6 +67,10 @@ class WeightSource {
   std::vector<StackedRows> stack(std::span<const WeightPart> parts, int64_t in_features,
                                  bool is_transposed, const Shard& shard, bool keeps_blocks = true);
 
+  // At multiples of how many elements K of a matrix can be cut so that the parts are kept as the
+  // whole would be; 0: it cannot be cut.
+  int64_t input_unit(const WeightPart& part, int64_t in_features, bool is_transposed);
+
   // The rank's elements of vectors, or of matrices that are read as one: `columns` is not used.
   StackedRows stack_vectors(std::span<const WeightPart> parts, const Shard& shard);
 
@@ -114,6 +118,7 @@ class WeightSource {
   // What a quantized weight is kept in, or null.
   const LinearFormat* kept_format(const QuantizedWeight& weight, const IndexRange& columns,
                                   int64_t in_features) const;
+  static int64_t input_unit(const LinearFormat* format);
   ConstTensor expand(const StackedRows& rows, size_t i, DType dtype, Buffer& buffer) const;
   // `first` is the place of the tensor's first element in the entry.
   void check_finite(const TensorEntry& entry, const ConstTensor& tensor, int64_t first = 0) const;

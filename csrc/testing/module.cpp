@@ -18,6 +18,7 @@ PYBIND11_MODULE(_core_testing, testing) {
   llmserve::register_testing_io(testing);
   llmserve::register_testing_models(testing);
   llmserve::register_testing_weights(testing);
+  llmserve::register_testing_rank_cut(testing);
   llmserve::register_testing_grammar(testing);
   llmserve::register_testing_control(testing);
   llmserve::register_testing_kv_cache(testing);

@@ -13,6 +13,7 @@ void register_testing_nodes(pybind11::module_& testing);
 void register_testing_io(pybind11::module_& testing);
 void register_testing_models(pybind11::module_& testing);
 void register_testing_weights(pybind11::module_& testing);
+void register_testing_rank_cut(pybind11::module_& testing);
 void register_testing_grammar(pybind11::module_& testing);
 void register_testing_control(pybind11::module_& testing);
 void register_testing_kv_cache(pybind11::module_& testing);

@@ -112,6 +112,7 @@ class LLMBase(EngineInsight, HandsOver):
             options.eplb_config,
             bool(options.enable_expert_parallel) and options.tensor_parallel_size > 1,
             options.nnodes,
+            options.tensor_parallel_cut,
         )
         self._seed = integer("seed", options.seed, 0, 2**64 - 1)
         self._profile = None if options.profiler_config is None else self._make_profile(options)

@@ -168,7 +168,7 @@ void CodedWeight::values(int64_t n, const IndexRange& columns, float* out) const
 
 bool CodedWeight::unpack(int64_t n, const IndexRange& columns, const QuantizedRow& to) const {
   const LinearFormat& format = *this->format();
-  const uint8_t* codes = codes_of(n);
+  const uint8_t* codes = codes_of(n) + columns.begin;
   const int32_t* order = input_order() ? input_order()->data() : nullptr;
   // Codes of integers count from 0; 8 bits are kept from -128 on.
   const int center = parts_.zeros ? 1 << (parts_.codes.bits - 1) : parts_.zero;
@@ -192,14 +192,17 @@ bool CodedWeight::unpack(int64_t n, const IndexRange& columns, const QuantizedRo
     for (int64_t i = 0; i < columns.size; ++i) is_good &= (to.values[i] & 0x7f) != 0x7f;
   // The table holds twice the numbers.
   const float factor = format.table && !format.has_row_scale ? 0.5f : 1.0f;
+  const int64_t of_row = format.num_groups(num_columns_);
   const int64_t num_groups = format.num_groups(columns.size);
+  const int64_t first = columns.begin / format.group_elements(num_columns_);
   for (int64_t g = 0; g < num_groups; ++g) {
-    const float scale =
-        parts_.flat_block > 0 ? parts_.scales.element(n * num_groups + g) : parts_.scales.at(n, g);
+    const int64_t stored = first + g;
+    const float scale = parts_.flat_block > 0 ? parts_.scales.element(n * of_row + stored)
+                                              : parts_.scales.at(n, stored);
     to.scales[g] = scale * factor;
     to.mins[g] = 0;
     is_good &= std::isfinite(scale);
-    if (format.has_zero) to.zeros[g] = static_cast<int16_t>(zero_of(n, g) + shift);
+    if (format.has_zero) to.zeros[g] = static_cast<int16_t>(zero_of(n, stored) + shift);
   }
   if (format.has_row_scale) {
     const float scale = parts_.row_scale.at(n, 0);

@@ -21,8 +21,8 @@ class QuantizedWeight {
 
   // Row n, columns `columns` of K, as the format's reference has them, in f32.
   virtual void values(int64_t n, const IndexRange& columns, float* out) const = 0;
-  // The same as format() has it, all of K. False if a scale is not finite, or a code none of the
-  // format's.
+  // The same as format() has it: all of K, or, without an input order, whole groups of it. False if
+  // a scale is not finite, or a code none of the format's.
   virtual bool unpack(int64_t /*n*/, const IndexRange& /*columns*/,
                       const QuantizedRow& /*to*/) const {
     return false;

@@ -46,6 +46,7 @@ def numerics_class(
         "dtype": config.dtype,
         "kv_cache_dtype": config.kv_cache_dtype,
         "max_model_len": config.scheduler.max_model_len,
+        **_cut(config.parallel),
     }
     digest.update(json.dumps(said, sort_keys=True, default=str).encode())
     files = sorted(path.iterdir()) if path.is_dir() else [path]
@@ -56,6 +57,18 @@ def numerics_class(
             digest.update(file.name.encode() + b"\0")
             _sample(digest, file)
     return digest.hexdigest()
+
+
+def _cut(parallel: _core.ParallelConfig) -> dict[str, object]:
+    """Of ranks that add up partial sums: in their own order it depends on how many there are."""
+    cut = parallel.tensor_parallel_cut
+    if cut == "rows" and parallel.tensor_parallel_size > 1:
+        return {
+            "tensor_parallel_cut": cut,
+            "tensor_parallel_size": parallel.tensor_parallel_size,
+            "enable_expert_parallel": parallel.enable_expert_parallel,
+        }
+    return {"tensor_parallel_cut": cut} if cut == "tree" else {}
 
 
 def _sample(digest: "hashlib._Hash", file: Path) -> None:

@@ -225,6 +225,16 @@ class EngineOptions:
         "its cores: for machines of several sockets. Any number is possible, as long as the layers "
         "have as many columns. See [ranks.md](ranks.md)",
     )
+    tensor_parallel_cut: str = engine_option(
+        "columns",
+        _WEIGHTS,
+        "how ranks share o_proj and down_proj: columns (the bits of one rank), rows (along K: half "
+        "the exchanges, rounded otherwise), tree (along K, in a fixed tree: bits of its own at any "
+        "number of ranks)",
+        commands="run serve plan bench",
+        more="rows is for slow networks, tree for ranks that come and go. See "
+        "[ranks.md](ranks.md#cut-along-k)",
+    )
     enable_expert_parallel: bool | None = engine_option(
         False,
         _WEIGHTS,

@@ -41,7 +41,11 @@ class ExpertBalance:
 
 
 def read_expert_balance(
-    enable_eplb: object, config: object, has_whole_experts: bool, num_nodes: int = 1
+    enable_eplb: object,
+    config: object,
+    has_whole_experts: bool,
+    num_nodes: int = 1,
+    cut: str = "columns",
 ) -> ExpertBalance | None:
     """None: experts stay where their weights are. has_whole_experts: on ranks, each on one.
 
@@ -57,6 +61,12 @@ def read_expert_balance(
         raise NotSupported(
             f"enable_eplb with nnodes={num_nodes}: an expert that moves is read from another "
             "rank's memory; use nnodes=1"
+        )
+    if is_enabled and cut == "rows":
+        raise NotSupported(
+            "enable_eplb with tensor_parallel_cut='rows': what a token's experts give is added up "
+            "by the ranks that run them, and tokens may not depend on where that is; use "
+            "tensor_parallel_cut='columns' or 'tree'"
         )
     if config is None:
         return ExpertBalance() if is_enabled else None

@@ -126,6 +126,17 @@ def test_a_reduction_has_the_bits_of_the_sum_in_rank_order_on_all_ranks(
             np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+def test_a_sum_of_much_has_the_same_bits(world_size: int) -> None:
+    """Sockets then have each rank add up a part."""
+    for dtype, count in (("float32", 16_384), ("float32", 50_001), ("bfloat16", 40_000)):
+        parts = [make(dtype, count, seed) for seed in range(world_size)]
+        data = [part.copy() for part in parts]
+        check_all(run_ranks(world_size, lambda ranks, i, d=data: ranks.all_reduce(d[i], "sum")))
+        for got in data:
+            np.testing.assert_array_equal(got, reduced(parts, dtype, "sum"))
+
+
 def test_a_maximum_with_a_nan_is_nan_whoever_has_it() -> None:
     for owner in range(3):
         data = [np.array([1.0, 2.0], np.float32) for _ in range(3)]

@@ -79,6 +79,7 @@ def test_a_node_of_another_class_is_refused_by_what_differs() -> None:
     for different, told in (
         ({"dtype": "bfloat16"}, "dtype is bfloat16 there and float32 here"),
         ({"max_num_batched_tokens": 49}, "max_num_batched_tokens is 49 there and 50 here"),
+        ({"tensor_parallel_cut": "rows"}, "tensor_parallel_cut is rows there and columns here"),
         ({"cluster_key": "another key of it"}, "give all nodes the same cluster_key"),
     ):
         other = Node(path, {**shared, **different, "node_rank": 1})
