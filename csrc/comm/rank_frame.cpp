@@ -48,6 +48,8 @@ uint64_t max_payload_bytes(RankFrameType type) {
     case RankFrameType::kMeet:
       return kMaxRankGreetingBytes;
     case RankFrameType::kStep:
+    case RankFrameType::kKeepStates:
+    case RankFrameType::kHeadStep:
       return kMaxStepBytes;
     case RankFrameType::kRelease:
     case RankFrameType::kRestore:

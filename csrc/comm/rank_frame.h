@@ -14,6 +14,7 @@
 //   meet      rank 0 to others: epoch u64, nodes u16, of each the address of its door
 //   met       the answer: its epoch u64   failed   text: a step or order has failed
 //   step      what to run (engine/step_wire.h); answered by nothing
+//   keep states, head step   of a head that drafts (engine/head_wire.h); likewise
 //   release, restore   part u8; answered by `done`, which also says that weights are loaded
 //   end       no more steps               exchange a part of a tensor: op and dtype in the head
 //
@@ -45,6 +46,8 @@ enum class RankFrameType : uint8_t {
   kRestore,
   kDone,
   kEnd,
+  kKeepStates,
+  kHeadStep,
   kExchange,
 };
 

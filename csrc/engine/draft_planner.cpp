@@ -96,10 +96,10 @@ void add_head_rank(const HeadConfig& head, const Checkpoint& checkpoint, const E
                        tensor_rank(config, rank));
   const std::unique_ptr<DraftHead> planned = make_draft_head(head, weights);
   plan.workspace_bytes += head_workspace_bytes(*planned, config, rank);
-  plan.scratch_bytes.push_back(backend.scratch_bytes(
-      largest_step(head.layer, planned->weights(), config), thread_share(config, rank).count));
+  plan.scratch_bytes.back() = backend.scratch_bytes(
+      largest_step(head.layer, planned->weights(), config), thread_share(config, rank).count);
   const std::vector<CacheGroupSpec> groups = head_cache_groups(head, tensor_rank(config, rank));
-  if (rank == 0) {
+  if (rank == config.parallel.first_rank()) {
     plan.weights = planned->weights();
     plan.groups = groups;
     return;
@@ -149,8 +149,12 @@ void plan_head(const ConfigRequest& request, const Checkpoint& checkpoint,
   plan.architecture = head.architecture;
   const std::unique_ptr<Backend> backend = make_backend(config.device, {.num_threads = 1});
   plan.workspace_bytes = kept_state_bytes(head, config);
-  for (int rank = 0; rank < config.parallel.num_ranks(); ++rank)
-    add_head_rank(head, checkpoint, config, *backend, rank, plan);
+  const int first = config.parallel.first_rank();
+  for (int rank = 0; rank < config.parallel.num_ranks(); ++rank) {
+    plan.scratch_bytes.push_back(0);
+    if (rank >= first && rank < first + config.parallel.num_local_ranks())
+      add_head_rank(head, checkpoint, config, *backend, rank, plan);
+  }
   plan.config = std::make_shared<const EngineConfig>(std::move(config));
 }
 

@@ -35,16 +35,15 @@ int64_t max_logit_rows(const EngineConfig& config) {
   return std::min<int64_t>(num_paths, config.scheduler.max_num_batched_tokens);
 }
 
-// What a run leaves for the next: of its logit rows, or of all where each place has its layer.
-int64_t num_outputs(const HeadConfig& head, const EngineConfig& config) {
-  return head.num_layers() > 1 ? config.scheduler.max_num_batched_tokens : max_logit_rows(config);
-}
-
 int64_t output_bytes(const HeadConfig& head, const EngineConfig& config) {
-  return num_outputs(head, config) * head.hidden_size() * kFloat;
+  return num_head_outputs(head, config) * head.hidden_size() * kFloat;
 }
 
 }  // namespace
+
+int64_t num_head_outputs(const HeadConfig& head, const EngineConfig& config) {
+  return head.num_layers() > 1 ? config.scheduler.max_num_batched_tokens : max_logit_rows(config);
+}
 
 int64_t head_workspace_bytes(const DraftHead& head, const EngineConfig& config, int rank) {
   return arena_bytes(head, config.scheduler.max_num_batched_tokens, rank) +
@@ -122,7 +121,7 @@ void HeadRank::read_features(const ForwardContext& context, const HeadStep& step
   const HeadConfig& sizes = head_->config();
   if (step.place > 0) {
     const ConstTensor outputs(outputs_.data(), DType::kF32,
-                              {num_outputs(sizes, config_), sizes.hidden_size()});
+                              {num_head_outputs(sizes, config_), sizes.hidden_size()});
     return backend_.gather_rows({.x = outputs, .rows = step.sources, .out = features});
   }
   if (!sizes.has_state_layer())

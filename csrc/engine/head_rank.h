@@ -23,6 +23,9 @@ namespace llmserve {
 // What a rank of a head takes beside its weights and its KV cache. The first has what is drawn
 // from, too.
 int64_t head_workspace_bytes(const DraftHead& head, const EngineConfig& config, int rank);
+// Rows that a run leaves for the next, at most: of its logit rows, or of all where each place has
+// its layer.
+int64_t num_head_outputs(const HeadConfig& head, const EngineConfig& config);
 // A head's cache groups as a rank keeps them.
 std::vector<CacheGroupSpec> head_cache_groups(const HeadConfig& head, const TensorRank& rank);
 

@@ -8,6 +8,7 @@
 #include "engine/node_settings.h"
 #include "engine/worker_plan.h"
 #include "kv_cache/cache_groups.h"
+#include "speculation/registry.h"
 
 namespace llmserve {
 namespace {
@@ -61,6 +62,7 @@ NodeFollower::NodeFollower(ConfigRequest request, std::shared_ptr<const Checkpoi
 NodeFollower::~NodeFollower() {
   stop();
   thread_.join();
+  head_.reset();
   if (workers_.empty()) return;
   ranks_.run([this](int local) { workers_[static_cast<size_t>(local)].reset(); });
 }
@@ -72,13 +74,36 @@ void NodeFollower::load() {
     config_ = resolve_config(request_, *checkpoint_);
     config_.defer_packing = false;  // nobody gives it time between two steps
     auto workers = make_workers(ranks_, config_, *checkpoint_, nullptr);
-    const std::lock_guard lock(mutex_);
-    workers_ = std::move(workers);
+    {
+      const std::lock_guard lock(mutex_);
+      workers_ = std::move(workers);
+    }
+    load_head();
   } catch (const Error& error) {
     orders_->send(RankFrameType::kFailed, text_payload(error.what()), kPatience);
     throw;
   }
   reader_ = std::make_unique<StepReader>(limits_of(config_, *workers_[0]));
+}
+
+void NodeFollower::load_head() {
+  if (!config_.draft || !find_drafter(config_.speculation.method).has_head()) return;
+  std::vector<const Worker*> workers;
+  for (const auto& worker : workers_) workers.push_back(worker.get());
+  head_ = std::make_unique<LocalHead>(
+      HeadSource{.kind = head_kind(config_.speculation.method), .config = *config_.draft},
+      std::move(workers), [this](const std::function<void(int rank)>& work) { ranks_.run(work); });
+  const EngineConfig& draft = *config_.draft;
+  const HeadConfig& head = head_->config();
+  head_reader_ = std::make_unique<HeadStepReader>(
+      HeadLimits{.max_rows = draft.scheduler.max_num_batched_tokens,
+                 .max_model_len = draft.scheduler.max_model_len,
+                 .vocab_size = workers_[0]->vocab_size(),
+                 .num_kept = head_->num_kept(),
+                 .num_outputs = num_head_outputs(head, draft),
+                 .max_place = config_.speculation.num_speculative_tokens - 1,
+                 .num_blocks = head.has_cache() ? draft.cache.num_blocks : 0,
+                 .block_size = draft.cache.block_size});
 }
 
 void NodeFollower::stop() noexcept {
@@ -194,6 +219,12 @@ bool NodeFollower::obey(const RankFrame& frame) {
       case RankFrameType::kStep:
         if (has_met_) run_step(frame.payload);  // else of before a failure
         return true;
+      case RankFrameType::kKeepStates:
+        if (has_met_) keep_states(frame.payload);
+        return true;
+      case RankFrameType::kHeadStep:
+        if (has_met_) run_head(frame.payload);
+        return true;
       case RankFrameType::kRelease:
       case RankFrameType::kRestore: {
         const auto part = std::to_integer<uint8_t>(frame.payload[0]);
@@ -207,6 +238,8 @@ bool NodeFollower::obey(const RankFrame& frame) {
           else
             worker.restore(static_cast<MemoryPart>(part));
         });
+        if (head_ && is_release) head_->release(static_cast<MemoryPart>(part));
+        if (head_ && !is_release) head_->restore(static_cast<MemoryPart>(part));
         orders_->send(RankFrameType::kDone, {}, kPatience);
         return true;
       }
@@ -249,6 +282,26 @@ void NodeFollower::run_step(Bytes payload) {
     worker.run(batch, sink);
   });
   ++num_steps_;
+}
+
+void NodeFollower::run_head(Bytes payload) {
+  if (!head_) throw DeviceError("a step of a head that there is not");
+  const HeadStep& step = head_reader_->read(payload);
+  head_->lay_out(step);
+  ranks_.run([&](int local) {
+    head_->run(local, step, [](const ConstTensor&, size_t) {
+      throw InternalError("a rank of another process draws nothing; please report this");
+    });
+  });
+  head_->check_files();
+}
+
+// Of what the last step has left.
+void NodeFollower::keep_states(Bytes payload) {
+  if (!head_) throw DeviceError("states for a head that there is not");
+  const Tensor& states = workers_[0]->layer_states();
+  const int64_t num_tokens = states.data == nullptr ? 0 : states.shape[1];
+  head_->keep(states, head_reader_->read_kept_places(payload, num_tokens));
 }
 
 // Ends what the ranks are exchanging. Any thread.

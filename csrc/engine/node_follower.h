@@ -13,6 +13,8 @@
 #include "api/engine_config.h"
 #include "comm/rank_door.h"
 #include "engine/config_resolver.h"
+#include "engine/head_wire.h"
+#include "engine/local_head.h"
 #include "engine/local_ranks.h"
 #include "engine/step_wire.h"
 
@@ -43,7 +45,10 @@ class NodeFollower {
   bool obey(const RankFrame& frame);
   void meet(RankMeeting meeting);
   SocketAddress leader_address() const;
+  void load_head();
   void run_step(Bytes payload);
+  void run_head(Bytes payload);
+  void keep_states(Bytes payload);
   void give_up_exchanges() noexcept;
   void leave();
   void lose_leader() noexcept;
@@ -58,6 +63,8 @@ class NodeFollower {
   RankThreads ranks_;
   std::vector<std::unique_ptr<Worker>> workers_;  // [local ranks]
   std::unique_ptr<StepReader> reader_;
+  std::unique_ptr<LocalHead> head_;  // that drafts; null: there is none
+  std::unique_ptr<HeadStepReader> head_reader_;
   std::unique_ptr<RankDoor> door_;  // null until rank 0's process is found, and of the last node
   bool has_met_ = false;
   std::atomic<int64_t> num_steps_{0};

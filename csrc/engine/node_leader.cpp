@@ -187,10 +187,10 @@ bool NodeLeader::has_lost() const {
   return std::ranges::any_of(followers_.begin() + 1, followers_.end(), &Follower::is_lost);
 }
 
-void NodeLeader::run(Bytes step) {
+void NodeLeader::run(RankFrameType type, Bytes payload) {
   for (size_t node = 1; node < followers_.size(); ++node) {
     try {
-      followers_[node].orders->send(RankFrameType::kStep, step, kPatience);
+      followers_[node].orders->send(type, payload, kPatience);
     } catch (const DeviceError& error) {
       lose(followers_[node]);
       throw DeviceError(concat("node ", node, ": ", error.what()));

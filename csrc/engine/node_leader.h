@@ -39,8 +39,8 @@ class NodeLeader {
   // and after cancel().
   std::vector<RankEnds> meet();
   bool has_lost() const;
-  // Sends a step to all. Throws DeviceError.
-  void run(Bytes step);
+  // Sends a step, or what a head does, to all. Throws DeviceError.
+  void run(RankFrameType type, Bytes payload);
   // Sends an order to all, and waits until they have carried it out. Throws DeviceError with what a
   // node says of it.
   void order(RankFrameType type, uint8_t part);

@@ -12,7 +12,10 @@
 
 #include "core/error.h"
 #include "core/token_hash.h"
+#include "io/head_checkpoint.h"
 #include "kernels/backend.h"
+#include "models/draft_heads/registry.h"
+#include "speculation/registry.h"
 
 namespace llmserve {
 namespace {
@@ -122,6 +125,11 @@ std::string node_settings(const EngineConfig& config, const Checkpoint& checkpoi
   line("nnodes", config.parallel.nodes);
   line("enable_dbo", config.parallel.has_halves());
   line("hidden states that drafts want", config.max_wanted_layers);
+  const bool has_head = config.draft && find_drafter(config.speculation.method).has_head();
+  const bool is_apart = has_head && head_kind(config.speculation.method) != HeadKind::kMtp;
+  line("head that drafts", has_head ? config.speculation.method : "none");
+  line("its weights",
+       is_apart ? weights_digest(open_head_checkpoint(config.draft->model_path)) : "none");
   return text.str();
 }
 

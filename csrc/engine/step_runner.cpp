@@ -107,10 +107,6 @@ StepRunner::StepRunner(const EngineConfig& config, const Checkpoint& checkpoint,
 
 std::unique_ptr<NodeLeader> StepRunner::make_leader(const Checkpoint& checkpoint) {
   if (config_.parallel.nodes == 1) return nullptr;
-  if (config_.draft && find_drafter(config_.speculation.method).has_head())
-    throw NotSupported(concat("speculative_config: method '", config_.speculation.method,
-                              "' with nnodes=", config_.parallel.nodes,
-                              ": its head runs on the ranks of one process; use another method"));
   return std::make_unique<NodeLeader>(config_.parallel, node_settings(config_, checkpoint),
                                       decided_settings(config_), [this] { give_up_exchanges(); });
 }
@@ -130,6 +126,7 @@ void StepRunner::meet_other_nodes() {
     has_met_ = true;
   }
   if (leader_->has_lost()) give_up_exchanges();  // before it could
+  if (std::exchange(has_met_nodes_, true) && head_) head_->note_lost_node();
 }
 
 // A worker goes on its rank's thread, as it came.
@@ -231,7 +228,7 @@ void StepRunner::run(const StepPlan& plan, StepBatch& batch, Flight& flight) {
   }
   if (balancer_) balancer_->begin_step();
   run_on_ranks([&](int rank) {
-    if (rank == 0 && leader_) leader_->run(wire_);
+    if (rank == 0 && leader_) leader_->run(RankFrameType::kStep, wire_);
     run_rank(rank, batch, draw);
   });
 }
@@ -263,7 +260,7 @@ bool StepRunner::post(Flight& flight) {
     if (num_posted_ > 0 && std::ssize(wire_) > kMaxUnreadBytes) return false;
   }
   if (balancer_) balancer_->begin_step();
-  if (leader_) run_guarded([&] { leader_->run(wire_); });
+  if (leader_) run_guarded([&] { leader_->run(RankFrameType::kStep, wire_); });
   ranks_.post(flight.work);
   flight.is_posted = true;
   ++num_posted_;
@@ -311,9 +308,14 @@ void StepRunner::run_guarded(const std::function<void()>& work) {
 
 std::unique_ptr<HeadWorker> StepRunner::make_head() {
   if (!config_.draft || !find_drafter(config_.speculation.method).has_head()) return nullptr;
-  HeadWorker::Target target{
-      .run_on_ranks = [this](const std::function<void(int rank)>& work) { run_on_ranks(work); },
-      .masks = masks_};
+  using Work = std::function<void(int rank)>;
+  HeadWorker::Target target{.workers = {},
+                            .on_each_rank = [this](const Work& work) { ranks_.run(work); },
+                            .run_on_ranks = [this](const Work& work) { run_on_ranks(work); },
+                            .masks = masks_,
+                            .tell = {}};
+  if (leader_)
+    target.tell = [this](RankFrameType type, Bytes payload) { leader_->run(type, payload); };
   for (const auto& worker : workers_) target.workers.push_back(worker.get());
   return std::make_unique<HeadWorker>(head_kind(config_.speculation.method), *config_.draft,
                                       std::move(target));

@@ -157,6 +157,7 @@ class StepRunner final : public Executor {
   const MakeGroup make_group_;
   RankThreads ranks_;
   std::atomic<bool> has_met_{false};  // the ranks have a group that has not failed
+  bool has_met_nodes_ = false;        // once, with those of other processes
   std::mutex exchanges_mutex_;        // while the workers' ends are ended, or replaced
   // The other processes of config.parallel.nodes; null: there are none.
   std::unique_ptr<NodeLeader> leader_;

@@ -101,7 +101,7 @@ const StepBatch& StepReader::read(Bytes bytes) {
   read_sequences(reader, num_rows);
   read_blocks(reader, num_groups, max_blocks);
   reader.array(num_layers, wanted_layers_);
-  check_all(wanted_layers_, 0, limits_.num_layers, "a layer that there is not");
+  check_all(wanted_layers_, 0, limits_.num_layers + 1, "a layer that there is not");
   batch_.pooled_rows.clear();
   for (size_t i = 0; i < num_pooled; ++i) {
     PooledRows rows;

@@ -7,6 +7,7 @@
 
 #include "comm/rank_frame.h"
 #include "core/error.h"
+#include "engine/head_wire.h"
 #include "engine/step_wire.h"
 
 namespace llmserve {
@@ -25,6 +26,18 @@ inline StepLimits sample_step_limits() {
           .max_wanted_layers = 2,
           .has_halves = true};
 }
+
+inline HeadLimits sample_head_limits() {
+  return {.max_rows = 16,
+          .max_model_len = 64,
+          .vocab_size = 100,
+          .num_kept = 20,
+          .num_outputs = 8,
+          .max_place = 3,
+          .num_blocks = 16,
+          .block_size = 8};
+}
+inline constexpr int64_t kSampleKeptTokens = 3;
 
 // A head and its payload, without a code. Throws DeviceError for what is no frame.
 inline RankBytes rank_frame_round_trip(Bytes bytes) {
@@ -63,6 +76,20 @@ inline RankBytes rank_frame_round_trip(Bytes bytes) {
       RankBytes step;
       write_step(reader.read(payload), limits.block_size, limits.hidden_size, step);
       append(step);
+      break;
+    }
+    case RankFrameType::kHeadStep: {
+      HeadStepReader reader(sample_head_limits());
+      RankBytes step;
+      write_head_step(reader.read(payload), sample_head_limits().block_size, step);
+      append(step);
+      break;
+    }
+    case RankFrameType::kKeepStates: {
+      HeadStepReader reader(sample_head_limits());
+      RankBytes places;
+      write_kept_places(reader.read_kept_places(payload, kSampleKeptTokens), places);
+      append(places);
       break;
     }
     default:
@@ -134,6 +161,24 @@ inline std::vector<RankBytes> rank_frame_samples() {
   step.clear();
   write_step(batch, limits.block_size, limits.hidden_size, step);
   add({.type = RankFrameType::kStep}, step);
+  HeadStep head;
+  head.place = 1;
+  head.token_ids = {5, 6, 7};
+  head.positions = {8, 9, 2};
+  head.sources = {0, 1, 7};
+  head.logit_rows = {1, 2};
+  const std::vector<std::vector<int32_t>> blocks{{3, 4}, {5}};
+  head.sequences.push_back(
+      {.num_rows = 2, .first_row = 8, .block_tables = std::span(blocks).first(1)});
+  head.sequences.push_back(
+      {.num_rows = 1, .first_row = 2, .block_tables = std::span(blocks).last(1)});
+  head.copies.push_back({.source = 1, .destination = 2});
+  RankBytes head_step;
+  write_head_step(head, sample_head_limits().block_size, head_step);
+  add({.type = RankFrameType::kHeadStep}, head_step);
+  RankBytes places;
+  write_kept_places(std::vector<int32_t>{0, -1, 19}, places);
+  add({.type = RankFrameType::kKeepStates}, places);
   return samples;
 }
 

@@ -53,8 +53,10 @@ class TestHead {
         masks_(worker_.vocab_size()),
         head_(head_kind(method), *config_.draft,
               {.workers = {&worker_},
+               .on_each_rank = [](const std::function<void(int rank)>& work) { work(0); },
                .run_on_ranks = [](const std::function<void(int rank)>& work) { work(0); },
-               .masks = masks_}) {
+               .masks = masks_,
+               .tell = {}}) {
     head_.keep_logits();
   }
 

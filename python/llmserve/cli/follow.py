@@ -4,6 +4,7 @@ import logging
 import signal
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -12,6 +13,7 @@ from llmserve.checkpoint.model_files import find_checkpoint, text_source
 from llmserve.errors import InvalidArgument
 from llmserve.llm_base import config_text
 from llmserve.options.engine_options import as_max_model_len, read_options
+from llmserve.options.speculative_config import with_model_found
 
 _log = logging.getLogger(__name__)
 
@@ -19,6 +21,12 @@ _log = logging.getLogger(__name__)
 def make_node(model: str, given: Mapping[str, Any]) -> _core.NodeFollower:
     """One of the model and the options of node 0. Raises what LLM raises on arguments."""
     options = read_options("serve", model, given)
+    options = replace(
+        options,
+        speculative_config=with_model_found(  # type: ignore[arg-type]  # checked there
+            options.speculative_config, options.download_dir
+        ),
+    )
     length = options.max_model_len
     if length is not None and as_max_model_len("max_model_len", length) == -1:
         raise InvalidArgument(

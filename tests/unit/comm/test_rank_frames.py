@@ -34,7 +34,7 @@ def test_a_short_code_takes_parts_one_after_the_other() -> None:
 
 
 def test_each_type_is_written_as_it_was_read() -> None:
-    assert len({frame[4] for frame in SAMPLES}) == 13
+    assert len({frame[4] for frame in SAMPLES}) == 15
     for frame in SAMPLES:
         assert testing.read_rank_frame(frame) == frame
 
