@@ -121,9 +121,17 @@ bool KvLeases::read(uint64_t id, const BlockPlace& place, std::span<std::byte> o
   counts_of(lease.owner).num_sent_bytes += std::ssize(out);
   const KvBlocks& blocks = *owner_of(lease.owner).blocks;
   lock.unlock();
-  blocks.read(place.group, block, std::max<int64_t>(num_tokens, 0), out);
-  lock.lock();
-  if (--lease.num_reading == 0) changed_.notify_all();
+  const auto end_reading = [&] {
+    lock.lock();
+    if (--lease.num_reading == 0) changed_.notify_all();
+  };
+  try {
+    blocks.read(place.group, block, std::max<int64_t>(num_tokens, 0), out);
+  } catch (...) {  // another node has gone
+    end_reading();
+    throw;
+  }
+  end_reading();
   return true;
 }
 

@@ -50,7 +50,11 @@ uint64_t max_payload_bytes(RankFrameType type) {
     case RankFrameType::kStep:
     case RankFrameType::kKeepStates:
     case RankFrameType::kHeadStep:
+    case RankFrameType::kWriteBlock:
+    case RankFrameType::kBlock:
       return kMaxStepBytes;
+    case RankFrameType::kReadBlock:
+      return 10;
     case RankFrameType::kRelease:
     case RankFrameType::kRestore:
       return 1;
@@ -121,7 +125,7 @@ RankHello read_rank_hello(Bytes payload) {
   hello.version = reader.integer<uint32_t>();
   hello.nonce = reader.hash();
   hello.place.purpose = static_cast<RankPurpose>(
-      reader.integer<uint8_t>(0, static_cast<int64_t>(RankPurpose::kExchange), "its purpose"));
+      reader.integer<uint8_t>(0, static_cast<int64_t>(RankPurpose::kBlocks), "its purpose"));
   hello.place.node = reader.integer<uint32_t>();
   hello.place.epoch = reader.integer<uint64_t>();
   hello.place.group = reader.integer<uint32_t>();

@@ -16,6 +16,7 @@
 //   step      what to run (engine/step_wire.h); answered by nothing
 //   keep states, head step   of a head that drafts (engine/head_wire.h); likewise
 //   release, restore   part u8; answered by `done`, which also says that weights are loaded
+//   read block, write block   answered by `block` and `done` (engine/node_blocks.h)
 //   end       no more steps               exchange a part of a tensor: op and dtype in the head
 //
 // Frames name blocks by their numbers, which whoever reads checks. No frame has an address of
@@ -48,6 +49,9 @@ enum class RankFrameType : uint8_t {
   kEnd,
   kKeepStates,
   kHeadStep,
+  kReadBlock,
+  kWriteBlock,
+  kBlock,
   kExchange,
 };
 
@@ -86,7 +90,7 @@ RankHeadBytes to_bytes(const RankHead& head);
 RankHead read_rank_head(const RankHeadBytes& bytes);
 
 // What a connection is for.
-enum class RankPurpose : uint8_t { kOrders, kBeats, kExchange };
+enum class RankPurpose : uint8_t { kOrders, kBeats, kExchange, kBlocks };
 
 // Whose connection it is. Two ranks of a group exchange through one of their own.
 struct RankPlaceName {

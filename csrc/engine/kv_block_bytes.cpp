@@ -6,11 +6,6 @@
 namespace llmserve {
 namespace {
 
-// Bytes of one head of a block: rows, and in f8 their scales.
-int64_t head_bytes(const Tensor& part) {
-  return part.shape[2] * cache_row_bytes(part.dtype, part.shape[3]);
-}
-
 std::byte* head_of(const Tensor& part, int64_t block, int64_t head) {
   return static_cast<std::byte*>(part.data) +
          (block * part.strides[0] + head * part.strides[1]) * size_bytes(part.dtype);
@@ -70,73 +65,84 @@ std::vector<KvBlockBytes::Part> KvBlockBytes::parts(const std::vector<Lane>& ran
   return parts;
 }
 
-void KvBlockBytes::read(uint16_t group, int32_t block, int64_t num_tokens,
-                        std::span<std::byte> out) const {
+template <class Visit>
+void KvBlockBytes::for_each_head(uint16_t group, const Visit& visit) const {
   const CacheGroupSpec& spec = groups_[group];
-  std::byte* to = out.data();
-  const auto read_heads = [&](const std::vector<Lane>& lane, bool are_values) {
+  size_t at = 0;
+  const auto visit_lane = [&](const std::vector<Lane>& lane, bool are_values) {
     const std::vector<Part> ranks = parts(lane, are_values);
-    for (int64_t head = 0; head < spec.num_kv_heads; ++head) {
-      const auto part = std::ranges::find_if(ranks, [&](const Part& one) {
-        return one.first_head <= head && head < one.first_head + one.tensor.shape[1];
-      });
-      check_internal(part != ranks.end(), "each KV head is on a rank");
-      const Tensor& tensor = part->tensor;
-      const std::byte* const from = head_of(tensor, block, head - part->first_head);
-      const int64_t num_bytes = head_bytes(tensor);
-      const int64_t row_bytes = tensor.shape[3] * size_bytes(tensor.dtype);
-      if (part->is_in_panels) {
-        for_each_run(tensor, [&](int64_t in_panel, int64_t in_rows) {
-          std::memcpy(to + in_rows, from + in_panel, kRunBytes);
-        });
-        const int64_t all_rows = block_size_ * row_bytes;
-        std::memcpy(to + all_rows, from + all_rows, static_cast<size_t>(num_bytes - all_rows));
-      } else {
-        std::memcpy(to, from, static_cast<size_t>(num_bytes));
-      }
-      // What lies behind is of another sequence, or of none.
-      std::memset(to + num_tokens * row_bytes, 0,
-                  static_cast<size_t>((block_size_ - num_tokens) * row_bytes));
-      if (num_bytes > block_size_ * row_bytes)
-        std::memset(to + block_size_ * row_bytes + num_tokens * kCacheScaleBytes, 0,
-                    static_cast<size_t>((block_size_ - num_tokens) * kCacheScaleBytes));
-      to += num_bytes;
+    const int64_t width = are_values ? spec.value_dim : spec.key_dim;
+    Head head{.range = {.size = static_cast<size_t>(block_size_ * cache_row_bytes(dtype_, width))}};
+    for (; head.idx < spec.num_kv_heads; ++head.idx, at += head.range.size) {
+      head.range.begin = at;
+      head.parts.clear();
+      for (const Part& part : ranks)
+        if (part.first_head <= head.idx && head.idx < part.first_head + part.tensor.shape[1])
+          head.parts.push_back(&part);
+      if (!head.parts.empty()) visit(head);
     }
   };
   for (const std::vector<Lane>& lane : lanes_[group]) {
-    read_heads(lane, false);
-    if (!spec.values_in_keys) read_heads(lane, true);
+    visit_lane(lane, false);
+    if (!spec.values_in_keys) visit_lane(lane, true);
   }
 }
 
-void KvBlockBytes::write(uint16_t group, int32_t block, Bytes in) {
-  const CacheGroupSpec& spec = groups_[group];
-  const std::byte* from = in.data();
-  const auto write_heads = [&](const std::vector<Lane>& lane, bool are_values) {
-    const std::vector<Part> ranks = parts(lane, are_values);
-    for (int64_t head = 0; head < spec.num_kv_heads; ++head) {
-      const int64_t num_bytes = head_bytes(ranks[0].tensor);
-      for (const Part& part : ranks) {
-        const Tensor& tensor = part.tensor;
-        if (head < part.first_head || head >= part.first_head + tensor.shape[1]) continue;
-        std::byte* const to = head_of(tensor, block, head - part.first_head);
-        if (part.is_in_panels) {
-          for_each_run(tensor, [&](int64_t in_panel, int64_t in_rows) {
-            std::memcpy(to + in_panel, from + in_rows, kRunBytes);
-          });
-          const int64_t all_rows = block_size_ * tensor.shape[3] * size_bytes(tensor.dtype);
-          std::memcpy(to + all_rows, from + all_rows, static_cast<size_t>(num_bytes - all_rows));
-        } else {
-          std::memcpy(to, from, static_cast<size_t>(num_bytes));
-        }
-      }
-      from += num_bytes;
+std::vector<ByteRange> KvBlockBytes::ranges(uint16_t group) const {
+  std::vector<ByteRange> ranges;
+  for_each_head(group, [&](const Head& head) {
+    if (!ranges.empty() && ranges.back().begin + ranges.back().size == head.range.begin)
+      ranges.back().size += head.range.size;
+    else
+      ranges.push_back(head.range);
+  });
+  return ranges;
+}
+
+void KvBlockBytes::read(uint16_t group, int32_t block, int64_t num_tokens,
+                        std::span<std::byte> out) const {
+  for_each_head(group, [&](const Head& head) {
+    const Part& part = *head.parts[0];
+    const Tensor& tensor = part.tensor;
+    std::byte* const to = out.data() + head.range.begin;
+    const std::byte* const from = head_of(tensor, block, head.idx - part.first_head);
+    const int64_t row_bytes = tensor.shape[3] * size_bytes(tensor.dtype);
+    const auto all_rows = static_cast<size_t>(block_size_ * row_bytes);
+    if (part.is_in_panels) {
+      for_each_run(tensor, [&](int64_t in_panel, int64_t in_rows) {
+        std::memcpy(to + in_rows, from + in_panel, kRunBytes);
+      });
+      std::memcpy(to + all_rows, from + all_rows, head.range.size - all_rows);
+    } else {
+      std::memcpy(to, from, head.range.size);
     }
-  };
-  for (const std::vector<Lane>& lane : lanes_[group]) {
-    write_heads(lane, false);
-    if (!spec.values_in_keys) write_heads(lane, true);
-  }
+    // What lies behind is of another sequence, or of none.
+    std::memset(to + num_tokens * row_bytes, 0,
+                static_cast<size_t>((block_size_ - num_tokens) * row_bytes));
+    if (head.range.size > all_rows)
+      std::memset(to + all_rows + num_tokens * kCacheScaleBytes, 0,
+                  static_cast<size_t>((block_size_ - num_tokens) * kCacheScaleBytes));
+  });
+}
+
+void KvBlockBytes::write(uint16_t group, int32_t block, Bytes in) {
+  for_each_head(group, [&](const Head& head) {
+    const std::byte* const from = in.data() + head.range.begin;
+    for (const Part* part : head.parts) {
+      const Tensor& tensor = part->tensor;
+      std::byte* const to = head_of(tensor, block, head.idx - part->first_head);
+      if (part->is_in_panels) {
+        for_each_run(tensor, [&](int64_t in_panel, int64_t in_rows) {
+          std::memcpy(to + in_panel, from + in_rows, kRunBytes);
+        });
+        const auto all_rows =
+            static_cast<size_t>(block_size_ * tensor.shape[3] * size_bytes(tensor.dtype));
+        std::memcpy(to + all_rows, from + all_rows, head.range.size - all_rows);
+      } else {
+        std::memcpy(to, from, head.range.size);
+      }
+    }
+  });
 }
 
 }  // namespace llmserve

@@ -13,16 +13,24 @@
 
 namespace llmserve {
 
+// Of a whole block.
+struct ByteRange {
+  size_t begin = 0;
+  size_t size = 0;
+};
+
 class KvBlockBytes final : public KvBlocks {
  public:
   // The workers, whose memory is the host's, outlive it. Their KV caches are there whenever a block
-  // is read or written.
+  // is read or written. Of heads and layers that none of them has, nothing is read or written.
   explicit KvBlockBytes(const std::vector<const Worker*>& workers);
 
   const KvWireShape& shape() const override { return shape_; }
   void read(uint16_t group, int32_t block, int64_t num_tokens,
             std::span<std::byte> out) const override;
   void write(uint16_t group, int32_t block, Bytes in) override;
+  // What of a block the workers have, in order.
+  std::vector<ByteRange> ranges(uint16_t group) const;
 
  private:
   // Keys or values of a lane on one rank, and the heads of all that it has.
@@ -36,6 +44,14 @@ class KvBlockBytes final : public KvBlocks {
     const Worker* worker = nullptr;
     size_t idx = 0;
   };
+  // Of a head in a whole block: parts that have it, among those of its lane.
+  struct Head {
+    int64_t idx = 0;
+    ByteRange range;
+    std::vector<const Part*> parts;
+  };
+  template <class Visit>
+  void for_each_head(uint16_t group, const Visit& visit) const;
   static std::vector<Part> parts(const std::vector<Lane>& ranks, bool are_values);
 
   const std::vector<CacheGroupSpec> groups_;

@@ -43,20 +43,19 @@ KvLink KvMover::link(const HandOverOptions& options, const KvWireShape& shape) {
           .timeout = milliseconds(options.timeout_s)};
 }
 
-KvMover::KvMover(const HandOverOptions& options, std::vector<const Worker*> workers, NewsSink sink,
-                 std::shared_ptr<KvHost> host)
+KvMover::KvMover(const HandOverOptions& options, std::unique_ptr<KvBlocks> blocks,
+                 int32_t num_blocks, NewsSink sink, std::shared_ptr<KvHost> host)
     : options_((options.validate(), options)),
       sink_(std::move(sink)),
-      blocks_(workers),
+      blocks_(std::move(blocks)),
       host_(host ? std::move(host)
-                 : std::make_shared<KvHost>(link(options, blocks_.shape()),
+                 : std::make_shared<KvHost>(link(options, blocks_->shape()),
                                             milliseconds(options.lease_s), options.addresses)),
       leases_(host_->leases()),
       owner_(leases_.add_owner(
-          {.blocks = &blocks_,
+          {.blocks = blocks_.get(),
            .sink = [this](int64_t transfer, bool) { sink_(TransferDone{transfer}); },
-           .max_blocks = static_cast<size_t>(
-               std::max(1.0, options.max_share * workers[0]->config().cache.num_blocks))})),
+           .max_blocks = static_cast<size_t>(std::max(1.0, options.max_share * num_blocks))})),
       self_{.addresses = host_->addresses(), .epoch = leases_.epoch()} {
   for (size_t i = 0; i < kNumThreads; ++i) threads_.push_back(start_thread([this] { run(); }));
 }
@@ -178,7 +177,7 @@ void KvMover::fetch(Fetch& fetch) {
   for (const BlockMove& move : transfer.moves)
     pull.blocks.push_back(
         {.group = static_cast<uint16_t>(move.group), .place = static_cast<uint32_t>(move.source)});
-  const auto block_size = static_cast<int64_t>(blocks_.shape().block_size);
+  const auto block_size = static_cast<int64_t>(blocks_->shape().block_size);
   const int64_t num_full = transfer.num_tokens / block_size;
   pull.prefix = transfer.hashes[static_cast<size_t>(num_full)];
   if (transfer.num_tokens % block_size != 0) {
@@ -215,7 +214,7 @@ void KvMover::fetch(Fetch& fetch) {
 void KvMover::pull(Fetch& fetch, const KvPull& pull, const KvPeer& peer) {
   for (size_t i = 0;; ++i) {
     const std::unique_ptr<KvTransport> transport =
-        make_kv_transport(peer.addresses[i], link(options_, blocks_.shape()));
+        make_kv_transport(peer.addresses[i], link(options_, blocks_->shape()));
     {
       const std::lock_guard lock(mutex_);
       if (fetch.is_cancelled)
@@ -229,7 +228,7 @@ void KvMover::pull(Fetch& fetch, const KvPull& pull, const KvPeer& peer) {
     };
     try {
       transport->pull(pull, [&](const BlockPlace& block, Bytes bytes) {
-        blocks_.write(block.group, fetch.transfer.moves[num_taken++].destination, bytes);
+        blocks_->write(block.group, fetch.transfer.moves[num_taken++].destination, bytes);
         const std::lock_guard lock(mutex_);
         num_received_bytes_ += std::ssize(bytes);
       });

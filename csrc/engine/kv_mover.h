@@ -17,7 +17,7 @@
 
 #include "api/engine_metrics.h"
 #include "comm/kv_host.h"
-#include "engine/kv_block_bytes.h"
+#include "comm/kv_leases.h"
 #include "scheduler/news.h"
 
 namespace llmserve {
@@ -45,10 +45,11 @@ struct KvPeer {
 
 class KvMover {
  public:
-  // The workers outlive it. `sink` is told of the end of transfers. host: of another replica, whose
-  // leases are kept with its own; null: it makes one. Throws InvalidArgument, ResourceExhausted.
-  KvMover(const HandOverOptions& options, std::vector<const Worker*> workers, NewsSink sink,
-          std::shared_ptr<KvHost> host);
+  // blocks: of the engine's KV cache, of num_blocks. `sink` is told of the end of transfers. host:
+  // of another replica, whose leases are kept with its own; null: it makes one. Throws
+  // InvalidArgument, ResourceExhausted.
+  KvMover(const HandOverOptions& options, std::unique_ptr<KvBlocks> blocks, int32_t num_blocks,
+          NewsSink sink, std::shared_ptr<KvHost> host);
   ~KvMover();
   KvMover(const KvMover&) = delete;
   KvMover& operator=(const KvMover&) = delete;
@@ -91,7 +92,7 @@ class KvMover {
 
   const HandOverOptions options_;
   const NewsSink sink_;
-  KvBlockBytes blocks_;
+  const std::unique_ptr<KvBlocks> blocks_;
   std::shared_ptr<KvHost> host_;
   KvLeases& leases_;
   const KvOwnerId owner_;

@@ -4,6 +4,7 @@
 
 #include "core/start_thread.h"
 #include "engine/memory_planner.h"
+#include "engine/node_blocks.h"
 #include "engine/node_leader.h"
 #include "engine/node_settings.h"
 #include "engine/worker_plan.h"
@@ -62,6 +63,7 @@ NodeFollower::NodeFollower(ConfigRequest request, std::shared_ptr<const Checkpoi
 NodeFollower::~NodeFollower() {
   stop();
   thread_.join();
+  end_blocks();
   head_.reset();
   if (workers_.empty()) return;
   ranks_.run([this](int local) { workers_[static_cast<size_t>(local)].reset(); });
@@ -178,9 +180,14 @@ void NodeFollower::say_hello() {
   beats->connect(leader, until);
   beats->greet(parallel.cluster_key, {.place = {.purpose = RankPurpose::kBeats, .node = node}},
                until);
+  auto blocks = std::make_unique<RankLink>(-1);
+  blocks->connect(leader, until);
+  blocks->greet(parallel.cluster_key, {.place = {.purpose = RankPurpose::kBlocks, .node = node}},
+                until);
   const std::lock_guard lock(mutex_);
   orders_ = std::move(orders);
   beats_ = std::move(beats);
+  blocks_ = std::move(blocks);
   last_beat_ = Clock::now();
 }
 
@@ -189,6 +196,7 @@ void NodeFollower::run() {
     try {
       if (!orders_) find_leader();
       if (workers_.empty()) load();
+      begin_blocks();
       orders_->send(RankFrameType::kDone, {}, kPatience);
       while (obey(orders_->receive(Clock::now() + kForever))) {
       }
@@ -196,10 +204,12 @@ void NodeFollower::run() {
     } catch (const DeviceError&) {
       if (is_stopped_ || has_ended_) return;
       leave();
+      end_blocks();
       const std::lock_guard lock(mutex_);
       const bool was_known = orders_ != nullptr;
       orders_.reset();
       beats_.reset();
+      blocks_.reset();
       if (!was_known) throw;  // it was looked for in vain
     }
   }
@@ -231,6 +241,7 @@ bool NodeFollower::obey(const RankFrame& frame) {
         if (frame.payload.size() != 1 || part >= kNumMemoryParts)
           throw DeviceError("an order about memory that there is not");
         const bool is_release = frame.head.type == RankFrameType::kRelease;
+        if (static_cast<MemoryPart>(part) == MemoryPart::kKvCache) has_cache_ = false;
         ranks_.run([&](int local) {
           Worker& worker = *workers_[static_cast<size_t>(local)];
           if (is_release)
@@ -238,6 +249,7 @@ bool NodeFollower::obey(const RankFrame& frame) {
           else
             worker.restore(static_cast<MemoryPart>(part));
         });
+        if (!is_release && static_cast<MemoryPart>(part) == MemoryPart::kKvCache) has_cache_ = true;
         if (head_ && is_release) head_->release(static_cast<MemoryPart>(part));
         if (head_ && !is_release) head_->restore(static_cast<MemoryPart>(part));
         orders_->send(RankFrameType::kDone, {}, kPatience);
@@ -296,6 +308,29 @@ void NodeFollower::run_head(Bytes payload) {
   head_->check_files();
 }
 
+void NodeFollower::begin_blocks() {
+  std::vector<const Worker*> workers;
+  for (const auto& worker : workers_) workers.push_back(worker.get());
+  block_bytes_ = std::make_unique<KvBlockBytes>(workers);
+  blocks_thread_ = start_thread([this, &link = *blocks_] {
+    try {
+      serve_blocks(link, *block_bytes_, config_.cache.num_blocks,
+                   [this] { return has_cache_.load(); });
+    } catch (const std::exception&) {
+      lose_leader();
+    }
+  });
+}
+
+// When it returns nobody writes to the KV cache beside the steps.
+void NodeFollower::end_blocks() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (blocks_) blocks_->cancel();
+  }
+  if (blocks_thread_.joinable()) blocks_thread_.join();
+}
+
 // Of what the last step has left.
 void NodeFollower::keep_states(Bytes payload) {
   if (!head_) throw DeviceError("states for a head that there is not");
@@ -324,6 +359,7 @@ void NodeFollower::lose_leader() noexcept {
   const std::lock_guard lock(mutex_);
   if (orders_) orders_->cancel();
   if (beats_) beats_->cancel();
+  if (blocks_) blocks_->cancel();
   over_.notify_one();
 }
 

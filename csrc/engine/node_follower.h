@@ -14,6 +14,7 @@
 #include "comm/rank_door.h"
 #include "engine/config_resolver.h"
 #include "engine/head_wire.h"
+#include "engine/kv_block_bytes.h"
 #include "engine/local_head.h"
 #include "engine/local_ranks.h"
 #include "engine/step_wire.h"
@@ -49,6 +50,8 @@ class NodeFollower {
   void run_step(Bytes payload);
   void run_head(Bytes payload);
   void keep_states(Bytes payload);
+  void begin_blocks();
+  void end_blocks();
   void give_up_exchanges() noexcept;
   void leave();
   void lose_leader() noexcept;
@@ -66,6 +69,10 @@ class NodeFollower {
   std::unique_ptr<LocalHead> head_;  // that drafts; null: there is none
   std::unique_ptr<HeadStepReader> head_reader_;
   std::unique_ptr<RankDoor> door_;  // null until rank 0's process is found, and of the last node
+  // Of KV blocks that node 0 reads and writes, for each time that it is found.
+  std::unique_ptr<KvBlockBytes> block_bytes_;
+  std::thread blocks_thread_;
+  std::atomic<bool> has_cache_{true};
   bool has_met_ = false;
   std::atomic<int64_t> num_steps_{0};
   std::atomic<bool> is_stopped_{false};
@@ -73,7 +80,7 @@ class NodeFollower {
 
   mutable std::mutex mutex_;  // of what other threads end
   std::condition_variable over_;
-  std::unique_ptr<RankLink> orders_, beats_;
+  std::unique_ptr<RankLink> orders_, beats_, blocks_;
   Deadline last_beat_;
   bool can_abort_ = false;  // the workers have ends that nobody replaces now
   std::thread thread_;      // that watches

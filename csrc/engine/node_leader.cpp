@@ -18,6 +18,8 @@ constexpr std::chrono::seconds kMeetingTime{30};
 constexpr std::chrono::seconds kPatience{60};
 // For what a node says of a step that failed on it.
 constexpr std::chrono::milliseconds kReasonTime{300};
+// For a block to go, and for its answer to come.
+constexpr std::chrono::seconds kBlockTime{10};
 // Weights may be read anew.
 constexpr std::chrono::minutes kOrderTime{30};
 
@@ -45,7 +47,8 @@ NodeLeader::~NodeLeader() {
   }
   thread_.join();
   for (Follower& follower : followers_) {
-    for (RankLink* link : {follower.beats.get(), follower.orders.get()}) {
+    RankLink* const blocks = follower.blocks ? follower.blocks->link.get() : nullptr;
+    for (RankLink* link : {follower.beats.get(), follower.orders.get(), blocks}) {
       try {
         if (link != nullptr) link->send(RankFrameType::kEnd, {}, kBeatInterval);
       } catch (const Error&) {
@@ -74,12 +77,18 @@ bool NodeLeader::take(size_t node, Deadline until) {
   std::optional<RankDoor::Comer> beats = door_.take({.purpose = RankPurpose::kBeats, .node = id},
                                                     std::max(until, Clock::now() + kMeetingTime));
   if (!beats) return false;
+  std::optional<RankDoor::Comer> blocks = door_.take({.purpose = RankPurpose::kBlocks, .node = id},
+                                                     std::max(until, Clock::now() + kMeetingTime));
+  if (!blocks) return false;
+  auto blocks_link = std::make_shared<BlocksLink>();
+  blocks_link->link = std::move(blocks->link);
   SocketAddress door = orders->link->socket().peer_address();
   door.port = static_cast<uint16_t>(orders->hello.port);
   {
     const std::lock_guard lock(mutex_);
     followers_[node] = {.orders = std::move(orders->link),
                         .beats = std::move(beats->link),
+                        .blocks = std::move(blocks_link),
                         .door = door.text(),
                         .reason = {},
                         .last_beat = Clock::now(),
@@ -117,9 +126,20 @@ void NodeLeader::await_all(Deadline until) {
 }
 
 void NodeLeader::lose(Follower& follower) {
+  std::shared_ptr<BlocksLink> blocks;
+  {
+    const std::lock_guard lock(mutex_);
+    blocks = follower.blocks;
+  }
+  lose(follower, blocks);
+}
+
+void NodeLeader::lose(Follower& follower, const std::shared_ptr<BlocksLink>& blocks) {
   const std::lock_guard lock(mutex_);
+  if (follower.blocks != blocks) return;
   follower.is_lost = true;
   if (follower.orders) follower.orders->cancel();
+  if (follower.blocks) follower.blocks->link->cancel();
   follower.beats.reset();
 }
 
@@ -212,6 +232,35 @@ void NodeLeader::order(RankFrameType type, uint8_t part) {
   if (!failure.empty()) throw DeviceError(failure);
 }
 
+void NodeLeader::ask_blocks(RankFrameType type, Bytes payload, RankFrameType answer,
+                            const std::function<void(Bytes payload)>& take) {
+  for (size_t node = 1; node < followers_.size(); ++node) {
+    std::shared_ptr<BlocksLink> blocks;
+    {
+      const std::lock_guard lock(mutex_);
+      if (followers_[node].is_lost) throw DeviceError(concat("node ", node, " has gone"));
+      blocks = followers_[node].blocks;
+    }
+    const std::lock_guard lock(blocks->mutex);
+    std::string refusal;
+    try {
+      blocks->link->send(type, payload, kBlockTime);
+      const RankFrame frame = blocks->link->receive(Clock::now() + kBlockTime);
+      if (frame.head.type == RankFrameType::kFailed)
+        refusal = read_text_payload(frame.payload);
+      else if (frame.head.type == answer)
+        take(frame.payload);
+      else
+        throw DeviceError("it answers something else");
+    } catch (const DeviceError& error) {
+      lose(followers_[node], blocks);
+      on_loss_();
+      throw DeviceError(concat("node ", node, ": ", error.what()));
+    }
+    if (!refusal.empty()) throw DeviceError(concat("node ", node, ": ", refusal));
+  }
+}
+
 std::string NodeLeader::reasons() {
   std::string text;
   const Deadline until = Clock::now() + kReasonTime;
@@ -254,6 +303,7 @@ void NodeLeader::watch() {
         follower.is_lost = is_loss = true;
         follower.beats.reset();
         follower.orders->cancel();
+        follower.blocks->link->cancel();
       }
     }
     if (is_loss) on_loss_();

@@ -1,9 +1,10 @@
 // Rank 0's side of a model on several processes: it waits for the others, tells them each step, and
 // notices when one has gone.
 //
-// Each of the other nodes has two connections to it. Orders go down the first. On the second both
+// Each of the other nodes has three connections to it. Orders go down the first. On the second both
 // sides say ten times a second that they live, whatever they compute: a process that says nothing
-// for three seconds, or a wire that brings nothing, is given up.
+// for three seconds, or a wire that brings nothing, is given up. KV blocks go over the third,
+// beside the steps (engine/node_blocks.h).
 #pragma once
 
 #include <chrono>
@@ -44,15 +45,25 @@ class NodeLeader {
   // Sends an order to all, and waits until they have carried it out. Throws DeviceError with what a
   // node says of it.
   void order(RankFrameType type, uint8_t part);
+  // A frame about a block to each node, one after another, and take(payload) of each answer, which
+  // is of that type. Any thread. Throws DeviceError; a node that does not answer is lost.
+  void ask_blocks(RankFrameType type, Bytes payload, RankFrameType answer,
+                  const std::function<void(Bytes payload)>& take);
   // After a step that failed: what other nodes say of it, in a moment; empty: nothing.
   std::string reasons();
   // Whoever waits in it waits no more, for good. Any thread.
   void cancel() noexcept { door_.close(); }
 
  private:
+  // Whoever has the mutex sends, and waits for the answer.
+  struct BlocksLink {
+    std::mutex mutex;
+    std::unique_ptr<RankLink> link;
+  };
   struct Follower {
     std::unique_ptr<RankLink> orders;
     std::unique_ptr<RankLink> beats;
+    std::shared_ptr<BlocksLink> blocks;
     std::string door;    // where later nodes find it
     std::string reason;  // why it was lost, as it says
     Deadline last_beat;
@@ -63,6 +74,8 @@ class NodeLeader {
   void await_all(Deadline until);
   bool take(size_t node, Deadline until);
   void lose(Follower& follower);
+  // Unless it has come anew since.
+  void lose(Follower& follower, const std::shared_ptr<BlocksLink>& blocks);
   std::vector<RankEnds> try_to_meet(Deadline until);
   RankFrame receive(size_t node, Deadline until);
   void watch();
@@ -71,7 +84,8 @@ class NodeLeader {
   const std::string settings_, decided_;
   const std::function<void()> on_loss_;
   uint64_t epoch_ = 0;
-  mutable std::mutex mutex_;  // of what the watching thread uses, too: beats, last_beat, is_lost
+  // Of what other threads use, too: beats, blocks, last_beat, is_lost.
+  mutable std::mutex mutex_;
   std::vector<Follower> followers_;  // [nodes], the first unused
   bool is_over_ = false;
   std::condition_variable over_;

@@ -7,8 +7,10 @@
 #include "core/error.h"
 #include "core/thread_beat.h"
 #include "core/trace_range.h"
+#include "engine/kv_block_bytes.h"
 #include "engine/kv_mover.h"
 #include "engine/local_ranks.h"
+#include "engine/node_blocks.h"
 #include "engine/node_leader.h"
 #include "engine/node_settings.h"
 #include "engine/recorded_draw.h"
@@ -425,14 +427,17 @@ void StepRunner::sample_on_device(const ConstTensor& logits, const StepBatch& ba
 
 std::shared_ptr<KvMover> StepRunner::open_hand_over(const HandOverOptions& options,
                                                     std::shared_ptr<KvHost> host) {
-  if (leader_)
-    throw NotSupported(
-        "a hand-over gives blocks of all ranks, which are on several nodes; use nnodes=1");
   if (!can_hand_over()) return Executor::open_hand_over(options, std::move(host));
   if (mover_) throw InvalidArgument("hand-over is open already; make a new engine to change it");
   std::vector<const Worker*> workers;
   for (const auto& worker : workers_) workers.push_back(worker.get());
-  mover_ = std::make_shared<KvMover>(options, std::move(workers), news_, std::move(host));
+  std::unique_ptr<KvBlocks> blocks;
+  if (leader_)
+    blocks = std::make_unique<NodeBlocks>(workers, *leader_);
+  else
+    blocks = std::make_unique<KvBlockBytes>(workers);
+  mover_ = std::make_shared<KvMover>(options, std::move(blocks), config_.cache.num_blocks, news_,
+                                     std::move(host));
   return mover_;
 }
 

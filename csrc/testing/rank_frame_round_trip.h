@@ -179,6 +179,9 @@ inline std::vector<RankBytes> rank_frame_samples() {
   RankBytes places;
   write_kept_places(std::vector<int32_t>{0, -1, 19}, places);
   add({.type = RankFrameType::kKeepStates}, places);
+  for (const RankFrameType type :
+       {RankFrameType::kReadBlock, RankFrameType::kWriteBlock, RankFrameType::kBlock})
+    add({.type = type}, RankBytes(10, std::byte{1}));
   return samples;
 }
 

@@ -34,7 +34,7 @@ def test_a_short_code_takes_parts_one_after_the_other() -> None:
 
 
 def test_each_type_is_written_as_it_was_read() -> None:
-    assert len({frame[4] for frame in SAMPLES}) == 15
+    assert len({frame[4] for frame in SAMPLES}) == 18
     for frame in SAMPLES:
         assert testing.read_rank_frame(frame) == frame
 
@@ -106,7 +106,7 @@ def with_number(position: int, value: int) -> bytes:
         (23, 4, "a row that there is not"),
         (25, 16, "a block that there is not"),
         (25, -1, "a block that there is not"),
-        (33, 4, "a layer that there is not"),
+        (33, 5, "a layer that there is not"),
         (35, 5, "a pooled prompt"),
         (37, 16, "a block"),
         (40, 4, "a given prompt"),
