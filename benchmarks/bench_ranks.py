@@ -44,9 +44,9 @@ ENGINES: dict[str, dict[str, Any]] = {
 }
 # Sequences, tokens of a prompt, tokens that each generates.
 CASES = {
-    "1 decodes": (1, 4, 24),
-    "8 decode": (8, 4, 24),
-    "16 decode": (16, 4, 24),
+    "1 decodes": (1, 4, 64),
+    "8 decode": (8, 4, 48),
+    "16 decode": (16, 4, 48),
     "a prompt of 512": (1, 512, 1),
     "8 prompts of 256": (8, 256, 1),
     "8 of 128 in, 32 out": (8, 128, 32),
