@@ -19,6 +19,8 @@ struct EngineMetrics {
   int64_t num_preemptions = 0;
   // Steps that ended with the failure of one of several ranks, and were computed again
   int64_t num_rank_failures = 0;
+  // Of exchanges among GPUs, each once for all ranks
+  int64_t num_nccl_errors = 0;
   // Sequences that may run at once: max_num_seqs, and fewer for a while after a step that failed
   int64_t num_seats = 0;
   // Of the last load of the weights: bringing in what the file holds and looking through it, and

@@ -106,6 +106,7 @@ void register_metrics(py::module_& module) {
       .def_readonly("num_requests_aborted", &EngineMetrics::num_requests_aborted)
       .def_readonly("num_preemptions", &EngineMetrics::num_preemptions)
       .def_readonly("num_rank_failures", &EngineMetrics::num_rank_failures)
+      .def_readonly("num_nccl_errors", &EngineMetrics::num_nccl_errors)
       .def_readonly("num_seats", &EngineMetrics::num_seats)
       .def_readonly("weight_read_us", &EngineMetrics::weight_read_us)
       .def_readonly("weight_pack_us", &EngineMetrics::weight_pack_us)
@@ -426,6 +427,7 @@ void register_engine(py::module_& module) {
       .def("lend", &EngineGroup::lend, "connection"_a, Release())
       .def("take_back", &EngineGroup::take_back, "connection"_a, Release())
       .def("reset_prefix_cache", &EngineGroup::reset_prefix_cache, Release())
+      .def("allow_seats", &EngineGroup::allow_seats, "num_seats"_a, Release())
       .def(
           "block_events",
           [](EngineGroup& engine, int64_t sequence,

@@ -129,6 +129,11 @@ class Engine {
   void wake_up(const std::vector<MemoryPart>& parts);
   bool is_sleeping() const;
 
+  // Fewer sequences than max_num_seqs run at once, or as many again, from the next step on. Those
+  // that run go on. Throws InvalidArgument for less than one, and as add_requests() once it has
+  // failed.
+  void allow_seats(int32_t num_seats);
+
   // Forgets every cached block that no sequence refers to, after the running step.
   void reset_prefix_cache();
 

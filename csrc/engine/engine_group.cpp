@@ -252,6 +252,10 @@ bool EngineGroup::is_sleeping() const {
   return std::ranges::any_of(engines_, [](const auto& engine) { return engine->is_sleeping(); });
 }
 
+void EngineGroup::allow_seats(int32_t num_seats) {
+  for (const auto& engine : engines_) engine->allow_seats(num_seats);
+}
+
 void EngineGroup::reset_prefix_cache() {
   for (const auto& engine : engines_) engine->reset_prefix_cache();
 }

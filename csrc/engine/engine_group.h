@@ -53,6 +53,7 @@ class EngineGroup final : private EngineListener {
   void wake_up(const std::vector<MemoryPart>& parts);
   bool is_sleeping() const;
   void reset_prefix_cache();
+  void allow_seats(int32_t num_seats);  // of each replica
   // Of several: what the replicas hold together, as if they were one cache.
   std::optional<std::vector<BlockEventBatch>> block_events(int64_t sequence);
   BlockSnapshot block_snapshot();

@@ -7,6 +7,12 @@
 
 namespace llmserve {
 
+void Engine::allow_seats(int32_t num_seats) {
+  if (num_seats < 1) throw InvalidArgument(concat("num_seats must be at least 1, got ", num_seats));
+  run_on_thread(
+      std::packaged_task<void()>([this, num_seats] { scheduler_->allow_seats(num_seats); }));
+}
+
 void Engine::sleep(int32_t level) {
   if (level != 1 && level != 2) {
     throw InvalidArgument(concat("level must be 1 (KV cache) or 2 (weights too), got ", level));

@@ -13,7 +13,8 @@ namespace llmserve {
 
 class RunningSet {
  public:
-  explicit RunningSet(int64_t max_seats) : max_seats_(max_seats), num_seats_(max_seats) {}
+  explicit RunningSet(int64_t max_seats)
+      : all_seats_(max_seats), max_seats_(max_seats), num_seats_(max_seats) {}
 
   void insert(Sequence& sequence) {
     sequences_.insert(std::ranges::upper_bound(sequences_, &sequence, ServedBefore()), &sequence);
@@ -32,6 +33,12 @@ class RunningSet {
   auto end() const { return sequences_.end(); }
 
   int64_t num_seats() const { return num_seats_; }
+  // So many seats at most, from now on: at least one, and no more than there were at first. Those
+  // that are taken stay so.
+  void allow_seats(int64_t max_seats) {
+    max_seats_ = std::clamp<int64_t>(max_seats, 1, all_seats_);
+    num_seats_ = std::min(num_seats_, max_seats_);
+  }
   bool has_seat() const { return size() < num_seats_; }
   // After a step of num_sequences that failed: half as many may run.
   void take_seats(int64_t num_sequences) {
@@ -51,7 +58,8 @@ class RunningSet {
   static constexpr int32_t kStepsToGrow = 32;
 
   std::vector<Sequence*> sequences_;
-  const int64_t max_seats_;
+  const int64_t all_seats_;
+  int64_t max_seats_;  // that are allowed
   int64_t num_seats_;
   int32_t num_good_steps_ = 0;  // since the number of seats changed
 };

@@ -145,6 +145,8 @@ class Scheduler {
   // Preempts the running sequences of a request, between steps.
   void preempt(RequestId id);
   // No later request reuses what was computed so far.
+  // Sequences that may run at once, max_num_seqs at most and at first.
+  void allow_seats(int64_t num_seats) { book_.running().allow_seats(num_seats); }
   void reset_prefix_cache() { book_.reset_prefix_cache(); }
 
   // What goes to peers and no plan has: the KV pool is about to lose what it holds.

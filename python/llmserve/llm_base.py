@@ -376,6 +376,12 @@ class LLMBase(EngineInsight, HandsOver):
         """Sequences that may run at once: in one step, of all replicas."""
         return self.num_replicas * self._config.scheduler.max_num_seqs
 
+    def _ease_off(self, share: float) -> None:
+        """This share of max_num_seqs runs at once from the next step on, at least one; those that
+        run go on."""
+        of_each = self._config.scheduler.max_num_seqs
+        self._open_engine().allow_seats(max(1, round(share * of_each)))
+
     @property
     def block_size(self) -> int:
         """Tokens of a block of the KV cache."""

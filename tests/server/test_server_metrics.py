@@ -19,6 +19,7 @@ import yaml
 from fake_nvml import FakeNvml
 from llmserve import AsyncLLM, _core, _core_testing, demo_model_path
 from llmserve.insight.gpu_telemetry import GpuReading
+from llmserve.server import app
 from llmserve.server.gpu_metrics import GpuCollector
 from llmserve.server.logs import configure_logs
 from prometheus_client.parser import text_string_to_metric_families
@@ -322,6 +323,37 @@ def test_a_server_with_a_model_on_a_gpu_reads_it_and_stops_with_the_server(
         assert found["llmserve:gpu_temperature_celsius", (("gpu", "FakeGPU"), ("index", "0"))] == 71
     llm.close()
     assert not [t for t in threading.enumerate() if t.name == "gpu-watch"]
+
+
+def test_boost_off_lets_fewer_sequences_run_and_then_all_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nvml = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(AsyncLLM, "device", "cuda")
+    llm = AsyncLLM(demo_model_path(), num_threads=1, kv_cache_memory_bytes=2**23, max_num_seqs=8)
+    watches: list[Any] = []
+    watch_gpus = app.watch_gpus
+    monkeypatch.setattr(
+        app, "watch_gpus", lambda boost: watches.append(watch_gpus(boost)) or watches[0]
+    )
+    with running_server(llm, boost_off=True) as server:
+        seats = []
+        for i in range(12):
+            nvml.reasons = 0x40 if i % 2 else 0
+            watches[0].look(1e6 + 10.0 * i)
+        seats.append(llm.get_metrics().num_seats)
+        assert server.post("/v1/completions", prompt=[5], max_tokens=2)[0] == 200
+        seats.append(llm.get_metrics().num_seats)
+        nvml.reasons = 0
+        for i in range(20):
+            watches[0].look(1e6 + 1000.0 + 130.0 * i)
+        assert watches[0].boost_off.share == 1
+        assert server.post("/v1/completions", prompt=[5], max_tokens=64, ignore_eos=True)[0] == 200
+        seats.append(llm.get_metrics().num_seats)
+    llm.close()
+    assert seats[1] in (5, 6)
+    assert seats[2] == 8
 
 
 def test_a_requests_life_is_told_to_admins(fresh: RunningServer) -> None:

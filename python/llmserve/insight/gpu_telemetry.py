@@ -5,7 +5,7 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -256,6 +256,50 @@ class ThrottleNotice:
             )
 
 
+class BoostOff:
+    """Eases off while a clock swings: fewer sequences at once draw less power. `allow` takes the
+    share of them that may run, which falls by steps while any clock swings, and rises by as many
+    once all have been steady for as long as swinging is told by.
+
+    >>> shares = []
+    >>> boost = BoostOff(shares.append)
+    >>> boost.look(is_swinging=True, is_held=True, now=0.0)
+    >>> shares
+    [0.75]
+    """
+
+    STEP = 0.75
+    LEAST = 0.25
+    # Between two steps, in seconds: what a GPU's temperature follows within.
+    _EASE_S, _RETURN_S = 30.0, _SWING_WINDOW_S
+
+    def __init__(self, allow: Callable[[float], None]) -> None:
+        self._allow = allow
+        self.share = 1.0
+        self._changed = self._held = -float("inf")
+
+    def look(self, *, is_swinging: bool, is_held: bool, now: float) -> None:
+        """After each reading of all GPUs; is_held: any clock is held down at this moment."""
+        if is_held:
+            self._held = now
+        if is_swinging and self.share > self.LEAST and now - self._changed >= self._EASE_S:
+            share = max(self.LEAST, self.share * self.STEP)
+            _log.warning(
+                "boost-off: %.0f%% of the sequences may run at once, until the clock is steady",
+                100 * share,
+            )
+        elif self.share < 1 and now - max(self._held, self._changed) >= self._RETURN_S:
+            share = min(1.0, self.share / self.STEP)
+            _log.warning(
+                "boost-off: the clock is steady, and %.0f%% of the sequences may run at once",
+                100 * share,
+            )
+        else:
+            return
+        self.share, self._changed = share, now
+        self._allow(share)
+
+
 class WatchedGpu:
     """A GPU of a watch: the last reading, what was noticed, and the Xid errors so far."""
 
@@ -286,8 +330,14 @@ class WatchedGpu:
 class GpuWatch:
     """Reads every few seconds on a thread of its own and keeps the last readings."""
 
-    def __init__(self, telemetries: Sequence[GpuTelemetry], period_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        telemetries: Sequence[GpuTelemetry],
+        period_s: float = 5.0,
+        boost_off: BoostOff | None = None,
+    ) -> None:
         self._period_s = period_s
+        self.boost_off = boost_off
         self._stop = threading.Event()
         self.gpus = [WatchedGpu(telemetry) for telemetry in telemetries]
         self._thread = threading.Thread(target=self._run, name="gpu-watch", daemon=True)
@@ -295,8 +345,18 @@ class GpuWatch:
 
     def _run(self) -> None:
         while not self._stop.wait(self._period_s):
-            for gpu in self.gpus:
-                gpu.look(time.monotonic())
+            self.look(time.monotonic())
+
+    def look(self, now: float) -> None:
+        """Reads all again, at this time in seconds."""
+        for gpu in self.gpus:
+            gpu.look(now)
+        if self.boost_off is not None:
+            self.boost_off.look(
+                is_swinging=any(gpu.notice.is_swinging for gpu in self.gpus),
+                is_held=any(gpu.reading.throttle_reasons for gpu in self.gpus),
+                now=now,
+            )
 
     def close(self) -> None:
         """Ends the thread."""
@@ -306,11 +366,12 @@ class GpuWatch:
             gpu.close()
 
 
-def watch_gpus() -> GpuWatch | None:
+def watch_gpus(boost_off: BoostOff | None = None) -> GpuWatch | None:
     """A watch of all GPUs that CUDA sees; None, and a line in the log that says why, where NVML is
-    not to be had."""
+    not to be had. boost_off: eases off while a clock swings; None: the log tells of it alone."""
     try:
-        return GpuWatch([GpuTelemetry(device) for device in visible_devices()])
+        telemetries = [GpuTelemetry(device) for device in visible_devices()]
+        return GpuWatch(telemetries, boost_off=boost_off)
     except NotSupported as error:
         _log.warning("no GPU telemetry: %s", error)
         return None

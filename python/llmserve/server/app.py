@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -10,7 +10,8 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
-from llmserve.insight.gpu_telemetry import watch_gpus
+from llmserve.errors import LLMServeError
+from llmserve.insight.gpu_telemetry import BoostOff, watch_gpus
 from llmserve.server.access import Access, answer_error
 from llmserve.server.context import ServerContext
 from llmserve.server.gpu_metrics import GpuCollector
@@ -162,8 +163,14 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        def allow(share: float) -> None:
+            for model in models:
+                with suppress(LLMServeError):  # an engine that has stopped has nothing to ease
+                    model.llm._ease_off(share)
+
         has_gpu = any(model.llm.device == "cuda" for model in models)
-        watch = await asyncio.to_thread(watch_gpus) if has_gpu else None
+        boost_off = BoostOff(allow) if settings.boost_off else None
+        watch = await asyncio.to_thread(watch_gpus, boost_off) if has_gpu else None
         if watch is not None:
             metrics.registry.register(GpuCollector(watch))
         try:

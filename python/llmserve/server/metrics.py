@@ -118,7 +118,11 @@ def _of_model(model: ServedModel, activity: Activity) -> Iterator[Metric]:
     for key, text, value in (
         ("num_requests_running", "sequences that run", metrics.num_requests_running),
         ("num_requests_waiting", "sequences that wait", metrics.num_requests_waiting),
-        ("num_seats", "sequences that may run, fewer after a failed step", metrics.num_seats),
+        (
+            "num_seats",
+            "sequences that may run, fewer after a failed step and with boost-off",
+            metrics.num_seats,
+        ),
         ("kv_cache_usage_perc", "share of the KV cache in use, 1 is all", used),
         ("engine_up", "1 while the engine runs", is_up),
         ("engine_hung", "1 while a step hangs", activity.watchdog.is_hung(model)),
@@ -164,6 +168,11 @@ def _of_model(model: ServedModel, activity: Activity) -> Iterator[Metric]:
             "overlapped_steps",
             "steps that began while another one was in flight",
             metrics.num_overlapped_steps,
+        ),
+        (
+            "nccl_errors",
+            "failures of what GPUs exchange, each counted once for all of them",
+            metrics.num_nccl_errors,
         ),
         ("prompt_tokens", "prompt tokens of admitted requests", metrics.num_prompt_tokens),
         ("prefill_tokens", "prompt tokens that were computed", metrics.num_prefill_tokens),

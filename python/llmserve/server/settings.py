@@ -146,6 +146,9 @@ class ServerSettings:
     log_format: str = _setting("text", "text or json")
     trace: str = _setting("", "file for a Perfetto trace of the last steps, written at the end")
     otlp_traces_endpoint: str = _setting("", "OTLP/HTTP URL that gets OpenTelemetry spans")
+    boost_off: bool = _setting(
+        False, "while a GPU's clock swings, fewer sequences run at once, until it is steady"
+    )
     vllm_metrics: bool = _setting(False, "also export metrics under vLLM's names")
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ from fake_nvml import FakeNvml
 from llmserve.errors import NotSupported
 from llmserve.insight.doctor import examine
 from llmserve.insight.gpu_telemetry import (
+    BoostOff,
     GpuReading,
     GpuTelemetry,
     GpuWatch,
@@ -189,3 +190,33 @@ def test_doctor_tells_which_of_several_gpus_is_not_well() -> None:
     assert xids.symptom == (
         "the driver reports errors of GPU 1: Xid 7 (unknown), Xid 74 (an NVLink error)"
     )
+
+
+def test_boost_off_eases_off_by_steps_and_returns_when_the_clock_is_steady(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shares: list[float] = []
+    boost = BoostOff(shares.append)
+    for now in range(0, 300, 5):  # it swings for five minutes
+        boost.look(is_swinging=True, is_held=now % 10 == 0, now=float(now))
+    assert shares == [0.75, 0.5625, 0.421875, 0.31640625, 0.25]  # and no less
+    for now in range(300, 1200, 5):
+        boost.look(is_swinging=False, is_held=False, now=float(now))
+    assert shares[5:] == [pytest.approx(share) for share in (1 / 3, 4 / 9, 16 / 27, 64 / 81, 1)]
+    boost.look(is_swinging=False, is_held=False, now=5000.0)
+    assert len(shares) == 10
+    told = [record.message for record in caplog.records]
+    assert told[0] == ("boost-off: 75% of the sequences may run at once, until the clock is steady")
+    assert told[-1] == "boost-off: the clock is steady, and 100% of the sequences may run at once"
+
+
+def test_a_watch_tells_boost_off_of_all_its_gpus(nvml: FakeNvml) -> None:
+    shares: list[float] = []
+    nvml.num_gpus = 2
+    telemetries = [GpuTelemetry(device) for device in visible_devices()]
+    watch = GpuWatch(telemetries, period_s=1000, boost_off=BoostOff(shares.append))
+    for i in range(12):
+        nvml.reasons = 0x20 if i % 2 else 0
+        watch.look(10.0 * i)
+    watch.close()
+    assert shares[0] == 0.75
