@@ -126,18 +126,27 @@ void ParallelConfig::validate() const {
 void EngineConfig::validate() const {
   check_minimums(*this);
   parallel.validate();
-  if (parallel.decode_context > 1 && device != "cpu" && device != "ref")
+  const bool is_host = device == "cpu" || device == "ref";
+  if (parallel.decode_context > 1 && !is_host)
     throw NotSupported(concat("decode_context_parallel_size=", parallel.decode_context,
                               " on device '", device,
                               "': ranks of a CPU read each other's keys; "
                               "use device='cpu', or leave it at 1"));
-  if (parallel.num_ranks() > 1 && device != "cpu" && device != "ref") {
-    const bool has_stages = parallel.pipeline > 1;
-    throw NotSupported(concat(
-        has_stages ? "pipeline" : "tensor",
-        "_parallel_size=", has_stages ? parallel.pipeline : parallel.tensor, " on device '", device,
-        "': ranks are threads of one process on a CPU; use device='cpu', or one rank"));
-  }
+  if (parallel.pipeline > 1 && !is_host)
+    throw NotSupported(concat("pipeline_parallel_size=", parallel.pipeline, " on device '", device,
+                              "': stages are of a CPU; use tensor_parallel_size, which gives each "
+                              "GPU a part of every layer"));
+  if (parallel.nodes > 1 && !is_host)
+    throw NotSupported(concat("nnodes=", parallel.nodes, " on device '", device,
+                              "': the GPUs of a model are in one machine; run a server each behind "
+                              "llmserve route"));
+  if (parallel.cut != "columns" && !is_host)
+    throw NotSupported(concat("tensor_parallel_cut=", parallel.cut, " on device '", device,
+                              "': the host adds up what ranks exchange; leave it at columns"));
+  if (parallel.has_whole_experts && parallel.tensor > 1 && !is_host)
+    throw NotSupported(concat("enable_expert_parallel on device '", device,
+                              "': rows are sent to experts by the host; leave it out: then ranks "
+                              "share each expert"));
   if (parallel.data > 1 && device != "cpu" && device != "ref")
     throw NotSupported(concat("data_parallel_size=", parallel.data, " on device '", device,
                               "': replicas of one process share a CPU; run a server a GPU behind "

@@ -1,11 +1,13 @@
 #include "comm/nccl_communicator.h"
 
 #include <algorithm>
+#include <numeric>
 #include <thread>
 #include <utility>
 
 #include "comm/exchange_checks.h"
 #include "core/error.h"
+#include "core/spin_pause.h"
 
 namespace llmserve {
 namespace {
@@ -15,15 +17,19 @@ using std::chrono::steady_clock;
 // For the others to hear that this rank leaves.
 constexpr std::chrono::seconds kFarewell(10);
 
-// Between two looks: short at first, since most exchanges end within a step.
+// Between two looks: none at first, since NCCL's own thread takes a call in within microseconds and
+// a sleep is fifty; then longer and longer.
 class Pause {
  public:
   void take() {
+    constexpr int kSpins = 2000;
+    if (num_looks_++ < kSpins) return spin_pause();
     std::this_thread::sleep_for(length_);
     length_ = std::min(2 * length_, std::chrono::microseconds(1000));
   }
 
  private:
+  int num_looks_ = 0;
   std::chrono::microseconds length_{20};
 };
 
@@ -75,6 +81,7 @@ NcclCommunicator::NcclCommunicator(NcclLibrary library, NcclOptions options)
   if (options_.world_size < 1 || options_.rank < 0 || options_.rank >= options_.world_size)
     throw InvalidArgument(concat("communicator: expected a rank in [0, world size), got ", who()));
   token_ = Buffer(static_cast<int64_t>(sizeof(float)), *options_.memory);
+  if (options_.staging_bytes > 0) staging(options_.staging_bytes);
   nccl::Config config;
   config.blocking = 0;
   const nccl::Result result = library_.call.CommInitRankConfig(&comm_, options_.world_size,
@@ -110,10 +117,17 @@ void NcclCommunicator::throw_if_ended() const {
 void NcclCommunicator::fail(const std::string& problem) {
   {
     const std::scoped_lock lock(mutex_);
-    if (ended_by_.empty()) ended_by_ = problem;
+    const bool is_news = ended_by_.empty();
+    if (is_news) ended_by_ = problem;
+    const bool is_first = !options_.has_failed->exchange(true);
+    if (is_news && is_first && options_.num_errors) ++*options_.num_errors;
   }
   abort();
   throw DeviceError(concat("exchange among GPUs failed on ", who(), ": ", problem));
+}
+
+void NcclCommunicator::fail_with_others() {
+  if (*options_.has_failed) fail("another rank has failed");
 }
 
 bool NcclCommunicator::has_settled(const char* what) {
@@ -135,6 +149,7 @@ bool NcclCommunicator::has_settled(const char* what) {
 
 void NcclCommunicator::settle(const char* what, Deadline deadline) {
   for (Pause pause; !has_settled(what); pause.take()) {
+    fail_with_others();
     if (steady_clock::now() >= deadline)
       fail(concat(what, " has not ended within ", options_.timeout.count(),
                   " ms; a rank may be gone, or may not have made the call"));
@@ -150,6 +165,7 @@ void NcclCommunicator::run(const char* what, const std::function<nccl::Result()>
   }
   if (has_failed(result)) fail(concat(what, ": ", library_.call.GetErrorString(result)));
   settle(what, deadline());
+  if (options_.queue.mark) options_.queue.mark();
 }
 
 void NcclCommunicator::run_group(const char* what, const std::function<void(const Note&)>& calls) {
@@ -173,8 +189,118 @@ void NcclCommunicator::all_reduce(const Tensor& data, Reduction reduction) {
   });
 }
 
-void NcclCommunicator::gather_columns(const ConstTensor&, const Tensor&, Counts, int) {
-  throw NotSupported("communicator 'nccl' does not gather columns: no model is cut among GPUs yet");
+std::byte* NcclCommunicator::staging(int64_t num_bytes) {
+  if (staging_.empty() || staging_.back().num_bytes() < num_bytes)
+    staging_.emplace_back(num_bytes, *options_.memory);
+  return staging_.back().data();
+}
+
+void NcclCommunicator::copy_rows(const RowCopy& copy) {
+  if (copy.row_bytes > 0 && copy.num_rows > 0) options_.queue.copy_rows(copy);
+}
+
+void NcclCommunicator::share_parts(std::byte* whole, const std::vector<int64_t>& counts,
+                                   DType dtype) {
+  const Moved moved(dtype);
+  const auto own = static_cast<size_t>(options_.rank);
+  if (std::ranges::all_of(counts, [&](int64_t count) { return count == counts[0]; })) {
+    const std::byte* from = whole + counts[0] * options_.rank * size_bytes(dtype);
+    run("ncclAllGather", [&] {
+      return library_.call.AllGather(from, whole, moved.count(counts[own]), moved.type, comm_,
+                                     options_.queue.stream);
+    });
+    return;
+  }
+  run_group("ncclBroadcast", [&](const Note& note) {
+    std::byte* part = whole;
+    for (int root = 0; root < options_.world_size; ++root) {
+      const int64_t count = counts[static_cast<size_t>(root)];
+      if (count > 0)
+        note(library_.call.Broadcast(part, part, moved.count(count), moved.type, root, comm_,
+                                     options_.queue.stream));
+      part += count * size_bytes(dtype);
+    }
+  });
+}
+
+void NcclCommunicator::collect_parts(const std::byte* own, std::byte* whole,
+                                     const std::vector<int64_t>& counts, DType dtype, int to) {
+  const Moved moved(dtype);
+  const int64_t own_count = counts[static_cast<size_t>(options_.rank)];
+  if (to != options_.rank && own_count == 0) return;
+  run_group("ncclSend and ncclRecv", [&](const Note& note) {
+    if (to != options_.rank) {
+      note(library_.call.Send(own, moved.count(own_count), moved.type, to, comm_,
+                              options_.queue.stream));
+      return;
+    }
+    std::byte* part = whole;
+    for (int from = 0; from < options_.world_size; ++from) {
+      const int64_t count = counts[static_cast<size_t>(from)];
+      if (from != to && count > 0)
+        note(library_.call.Recv(part, moved.count(count), moved.type, from, comm_,
+                                options_.queue.stream));
+      part += count * size_bytes(dtype);
+    }
+  });
+}
+
+// One row lies in its place as it comes. Of several each rank's columns go together, and are laid
+// out where they arrive.
+void NcclCommunicator::gather_columns(const ConstTensor& x, const Tensor& out, Counts counts,
+                                      int to) {
+  check_columns(x, out, options_.rank, options_.world_size, counts, to);
+  const int64_t num_rows = x.shape[0];
+  if (num_rows == 0) return;
+  const int64_t width = size_bytes(x.dtype);
+  const bool is_direct = num_rows == 1;
+  const bool gets = to == kAll || to == options_.rank;
+  std::vector<int64_t> part_counts;
+  for (const int64_t count : counts) part_counts.push_back(count * num_rows);
+  const int64_t own_begin =
+      std::accumulate(counts.begin(), counts.begin() + options_.rank, int64_t{0});
+  const int64_t own_bytes = counts[static_cast<size_t>(options_.rank)] * width;
+  const auto* own = static_cast<const std::byte*>(x.data);
+  auto* const result = gets ? static_cast<std::byte*>(out.data) : nullptr;
+  std::byte* whole = result;
+  if (!is_direct) {
+    const int64_t all = std::accumulate(part_counts.begin(), part_counts.end(), int64_t{0});
+    whole = staging(all * width);
+    std::byte* packed = whole + own_begin * num_rows * width;
+    copy_rows({.to = packed,
+               .to_stride = own_bytes,
+               .from = own,
+               .from_stride = x.strides[0] * width,
+               .row_bytes = own_bytes,
+               .num_rows = num_rows});
+    own = packed;
+  } else if (gets && result + own_begin * width != own) {
+    copy_rows({.to = result + own_begin * width,
+               .to_stride = own_bytes,
+               .from = own,
+               .from_stride = own_bytes,
+               .row_bytes = own_bytes,
+               .num_rows = 1});
+  }
+  if (to == kAll) {
+    share_parts(whole, part_counts, x.dtype);
+  } else {
+    collect_parts(own, whole, part_counts, x.dtype, to);
+  }
+  if (is_direct || !gets) return;
+  int64_t column = 0;
+  for (size_t rank = 0; rank < counts.size(); ++rank) {
+    std::byte* const place = result + column * width;
+    const bool is_there = static_cast<int>(rank) == options_.rank && place == x.data;
+    if (!is_there)
+      copy_rows({.to = place,
+                 .to_stride = out.strides[0] * width,
+                 .from = whole + column * num_rows * width,
+                 .from_stride = counts[rank] * width,
+                 .row_bytes = counts[rank] * width,
+                 .num_rows = num_rows});
+    column += counts[rank];
+  }
 }
 
 // NCCL has no all_gather of uneven parts: each rank broadcasts its own.
@@ -277,6 +403,7 @@ void NcclCommunicator::wait() {
   for (Pause pause;; pause.take()) {
     check();
     if (options_.queue.is_done()) return;
+    fail_with_others();
     if (steady_clock::now() >= until)
       fail(concat("what was asked for is not done within ", options_.timeout.count(),
                   " ms; a rank may be gone, or may not have made the call"));

@@ -1,9 +1,12 @@
 // Ranks with a GPU each, over NCCL.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <mutex>
+#include <vector>
 
 #include "comm/communicator.h"
 #include "comm/nccl_library.h"
@@ -18,9 +21,13 @@ struct NcclOptions {
   nccl::UniqueId id{};  // rank 0's make_nccl_id(), in all ranks
   DeviceQueue queue;    // of the device that is current where calls are made
   Memory* memory = nullptr;
+  int64_t staging_bytes = 0;  // as RankPlace's
   // For the others to come, and for what is under way to end: minutes, since a rank may compile or
   // load first.
   std::chrono::milliseconds timeout{std::chrono::minutes(10)};
+  std::shared_ptr<std::atomic<int64_t>> num_errors;  // as GroupOptions'
+  // Of all ranks in this process: whoever waits for one that has failed waits no more.
+  std::shared_ptr<std::atomic<bool>> has_failed = std::make_shared<std::atomic<bool>>(false);
 };
 
 // What the ranks find each other by. Throws DeviceError.
@@ -67,12 +74,23 @@ class NcclCommunicator final : public Communicator {
   bool has_settled(const char* what);
   void settle(const char* what, Deadline deadline);
   [[noreturn]] void fail(const std::string& problem);
+  // Each rank's part of `whole`, which this rank's is in already.
+  void share_parts(std::byte* whole, const std::vector<int64_t>& counts, DType dtype);
+  // Each other rank's part comes to rank `to`.
+  void collect_parts(const std::byte* own, std::byte* whole, const std::vector<int64_t>& counts,
+                     DType dtype, int to);
+  std::byte* staging(int64_t num_bytes);
+  void copy_rows(const RowCopy& copy);
   void throw_if_ended() const;
+  void fail_with_others();
   std::string who() const;  // "rank 0 of 1"
 
   const NcclLibrary library_;
   const NcclOptions options_;
   Buffer token_;  // what barrier() exchanges
+  // The last is in use. Those before are kept, since to free one waits for the device, where
+  // exchanges may wait for calls that this rank has still to make.
+  std::vector<Buffer> staging_;
   // Held around each of NCCL's calls, none of which waits: abort() may come from elsewhere.
   mutable std::mutex mutex_;
   nccl::Comm comm_ = nullptr;  // null: ended

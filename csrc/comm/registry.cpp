@@ -74,7 +74,8 @@ class NcclRanks final : public CommunicatorGroup {
       : library_(open_nccl(options.library_folders)),
         options_{.world_size = options.world_size,
                  .id = make_nccl_id(library_),
-                 .timeout = options.timeout} {}
+                 .timeout = options.timeout,
+                 .num_errors = options.num_errors} {}
 
   std::unique_ptr<Communicator> join(int rank, const RankPlace& place) override {
     check_rank(rank, options_.world_size);
@@ -82,7 +83,10 @@ class NcclRanks final : public CommunicatorGroup {
     options.rank = rank;
     options.queue = place.queue;
     options.memory = place.memory;
-    return std::make_unique<NcclCommunicator>(library_, std::move(options));
+    options.staging_bytes = place.staging_bytes;
+    auto end = std::make_unique<NcclCommunicator>(library_, std::move(options));
+    end->barrier();  // connections are made by the first exchange
+    return end;
   }
 
  private:

@@ -1,6 +1,7 @@
 // The kinds of communicators: the only place that lists them.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <span>
@@ -21,6 +22,8 @@ struct GroupOptions {
   // load first.
   std::chrono::milliseconds timeout{std::chrono::minutes(10)};
   std::vector<std::string> library_folders;  // to be looked for libraries in, before other places
+  // Counts what a library reports as failed, and time limits that are over; null: nobody asks.
+  std::shared_ptr<std::atomic<int64_t>> num_errors;
 };
 
 // Where a rank computes.
@@ -28,6 +31,8 @@ struct RankPlace {
   Memory* memory = nullptr;
   DeviceQueue queue;  // of the device that is current where calls are made; none on a host
   HostThreads run;    // of the rank, for large copies in host memory; none: its own thread alone
+  // Of the largest tensor that columns are gathered in, so that no exchange takes memory.
+  int64_t staging_bytes = 0;
 };
 
 // Ranks, threads of this process, that are to exchange tensors. Any thread may call it.

@@ -12,6 +12,7 @@
 #include "core/system.h"
 #include "engine/draft_planner.h"
 #include "engine/half_batches.h"
+#include "engine/rank_devices.h"
 #include "engine/worker_plan.h"
 #include "io/checkpoint.h"
 #include "io/packed_cache.h"
@@ -38,10 +39,13 @@ double resolve_utilization(const ConfigRequest& request, const Memory& memory) {
   return share;
 }
 
-MachineMemory resolve_machine(const ConfigRequest& request, const Memory& memory) {
-  if (!request.available_memory_bytes) return read_machine_memory(memory);
-  const int64_t given = *request.available_memory_bytes;
-  return {.total_bytes = given, .available_bytes = given};
+MachineMemory resolve_machine(const ConfigRequest& request, const EngineConfig& config,
+                              const Memory& memory) {
+  if (!request.available_memory_bytes && !has_rank_devices(config))
+    return read_machine_memory(memory);
+  const int64_t bytes = request.available_memory_bytes.value_or(
+      has_rank_devices(config) ? free_rank_bytes(config) : 0);
+  return {.total_bytes = bytes, .available_bytes = bytes};
 }
 
 // ", 42 of sequences' states", of a model whose layers have any.
@@ -51,10 +55,25 @@ std::string states_of(const MemoryPlan& plan) {
              : concat(", ", human_bytes(plan.state_bytes), " of sequences' states");
 }
 
+// Of ranks with a device each, what those with less leave free on theirs: no other one can have it.
+int64_t idle_bytes(const MemoryPlan& plan) {
+  if (!has_rank_devices(plan.config)) return 0;
+  int64_t most = 0;
+  int64_t sum = 0;
+  for (size_t rank = 0; rank < plan.ranks.size(); ++rank) {
+    const RankPlan& of = plan.ranks[rank];
+    int64_t bytes = of.weight_bytes + of.workspace_bytes + of.state_bytes;
+    if (rank == 0) bytes += plan.draft_weights.total_bytes() + plan.draft_workspace_bytes;
+    most = std::max(most, bytes);
+    sum += bytes;
+  }
+  return most * std::ssize(plan.ranks) - sum;
+}
+
 // Bytes beside the KV cache.
 int64_t fixed_bytes(const MemoryPlan& plan) {
   return plan.weights.total_bytes() + plan.workspace_bytes + plan.state_bytes +
-         plan.draft_weights.total_bytes() + plan.draft_workspace_bytes;
+         plan.draft_weights.total_bytes() + plan.draft_workspace_bytes + idle_bytes(plan);
 }
 
 // Blocks of the draft model's pool, which is to hold as many tokens as the target's.
@@ -144,7 +163,8 @@ void add_rank(const ModelConfig& model, const Checkpoint& checkpoint, Backend& b
                     .workspace_bytes
           : 0;
   const int64_t workspace_bytes =
-      sizes.workspace_bytes + half_bytes + layer_state_bytes(model, config) + scratch_bytes;
+      sizes.workspace_bytes + half_bytes + layer_state_bytes(model, config) + scratch_bytes +
+      gathered_bytes(config, largest_step(model, sizes.weights, config));
   plan.ranks.push_back({.num_threads = num_threads,
                         .weight_bytes = sizes.weights.total_bytes(),
                         .workspace_bytes = workspace_bytes,
@@ -180,11 +200,17 @@ std::vector<CacheGroupSpec> groups_of_ranks(const MemoryPlan& plan) {
 // Of a token in one cache group on this node, with the room that others leave empty.
 int64_t bytes_of_ranks(const MemoryPlan& plan, const KvCacheDType& dtype) {
   int64_t bytes = 0;
-  for (size_t rank = 0; rank < plan.ranks.size(); ++rank)
-    if (is_local(plan.config.parallel, static_cast<int>(rank)) &&
-        context_rank(plan.config, static_cast<int>(rank)) == 0)
-      bytes += kv_bytes_per_token({&plan.ranks[rank].rows, 1}, dtype);
-  return bytes;
+  int64_t most = 0;
+  for (size_t rank = 0; rank < plan.ranks.size(); ++rank) {
+    if (!is_local(plan.config.parallel, static_cast<int>(rank)) ||
+        context_rank(plan.config, static_cast<int>(rank)) != 0)
+      continue;
+    const int64_t of_rank = kv_bytes_per_token({&plan.ranks[rank].rows, 1}, dtype);
+    bytes += of_rank;
+    most = std::max(most, of_rank);
+  }
+  // On devices of their own all have as much room as the one that needs most.
+  return has_rank_devices(plan.config) ? most * std::ssize(plan.ranks) : bytes;
 }
 
 struct SizedPool {
@@ -406,7 +432,7 @@ MemoryPlan plan_memory(const ConfigRequest& request, const Checkpoint& checkpoin
                      : plan_model(checkpoint, model, *backend, {.format = format}).weights);
   check_kv_rows(plan.config.kv_cache_dtype, plan.config.cache.groups.front());
   plan.memory_utilization = resolve_utilization(request, backend->memory());
-  plan.machine = resolve_machine(request, backend->memory());
+  plan.machine = resolve_machine(request, plan.config, backend->memory());
 
   for (const KvCacheDType& dtype : kKvCacheDTypes) {
     const SizedPool sized = size_pool(request, plan, dtype);
@@ -423,8 +449,7 @@ MemoryPlan plan_memory(const ConfigRequest& request, const Checkpoint& checkpoin
     const int64_t rows =
         plan.pool.num_blocks * plan.pool.block_size * kv_bytes_per_token({&rank.rows, 1}, kept);
     const int64_t place = context_rank(plan.config, static_cast<int>(i));
-    rank.kv_cache_bytes =
-        rows * (place + 1) / sharing - rows * place / sharing + rank.state_bytes;
+    rank.kv_cache_bytes = rows * (place + 1) / sharing - rows * place / sharing + rank.state_bytes;
   }
   if (plan.config.draft) {
     EngineConfig guesses = *plan.config.draft;

@@ -13,6 +13,7 @@
 #include "engine/node_blocks.h"
 #include "engine/node_leader.h"
 #include "engine/node_settings.h"
+#include "engine/rank_devices.h"
 #include "engine/recorded_draw.h"
 #include "engine/step_wire.h"
 #include "engine/worker_plan.h"
@@ -26,6 +27,7 @@ namespace {
 // Of a step that another node may not read before the one before it has ended: so few that a
 // connection holds all that may lie there, and whoever sends waits for nobody.
 constexpr int64_t kMaxUnreadBytes = 16 << 10;
+constexpr const char* kGivenUp = "the ranks have given up what they exchanged";
 
 std::unique_ptr<DraftWorker> make_draft(const EngineConfig& config, const Worker& target,
                                         MaskFiller& masks) {
@@ -69,8 +71,9 @@ class StepRunner::Draw final : public StepSink {
   Flight& flight_;
 };
 
-std::unique_ptr<CommunicatorGroup> StepRunner::make_group(int num_ranks) {
-  return find_communicator("shm").make({.world_size = num_ranks});
+std::unique_ptr<CommunicatorGroup> StepRunner::make_group(std::string_view kind,
+                                                          const GroupOptions& options) {
+  return find_communicator(kind).make(options);
 }
 
 StepRunner::StepRunner(const EngineConfig& config, const Checkpoint& checkpoint,
@@ -92,7 +95,8 @@ StepRunner::StepRunner(const EngineConfig& config, const Checkpoint& checkpoint,
       head_(make_head()),
       sampler_(first().backend()),
       pooler_(first().backend().memory()),
-      flights_(max_in_flight()) {
+      flights_(max_in_flight()),
+      watch_(make_watch()) {
   const BatchBuilder builder(config.cache.block_size, row_groups(config.cache.groups).size());
   const auto num_places = static_cast<size_t>(has_stages() ? max_in_flight() : 1);
   places_ = std::vector<BatchPlace>(num_places, {.builder = builder, .block = {}});
@@ -133,6 +137,7 @@ void StepRunner::meet_other_nodes() {
 
 // A worker goes on its rank's thread, as it came.
 StepRunner::~StepRunner() {
+  watch_.reset();  // it looks at the workers
   abandon();
   if (mover_) mover_->close();
   draft_.reset();
@@ -144,9 +149,12 @@ StepRunner::~StepRunner() {
 StepBatch& StepRunner::build(const StepPlan& plan, const BatchShape& shape) {
   auto& [builder, block] = places_[static_cast<size_t>(num_batches_++) % places_.size()];
   const int64_t num_bytes = builder.num_bytes(shape);
-  if (steps_ != nullptr)
-    return builder.build(plan, shape,
-                         steps_->begin(num_bytes, std::ssize(plan.logit_rows), shape.num_rows));
+  if (steps_ != nullptr) {
+    const int64_t num_rows = std::ssize(plan.logit_rows);
+    const std::span<std::byte> given = steps_->begin(num_bytes, num_rows, shape.num_rows);
+    followed_ = {.block = given, .num_rows = num_rows, .max_rows = shape.num_rows};
+    return builder.build(plan, shape, given);
+  }
   if (std::ssize(block) < num_bytes) block.resize(static_cast<size_t>(num_bytes));
   return builder.build(plan, shape, block);
 }
@@ -170,7 +178,9 @@ void StepRunner::launch(const StepPlan& plan) {
   if (!plan.is_empty()) {
     const TraceRange range(plan.num_prefill_tokens > 0 ? "Prefill" : "Decode");
     std::optional<RecordedShape> recorded;
-    if (steps_ != nullptr && !config_.enforce_eager) recorded = recorded_shape(plan, limits_);
+    // What is recorded with exchanges in it must be so on all ranks or none.
+    if (steps_ != nullptr && !config_.enforce_eager && workers_.size() == 1)
+      recorded = recorded_shape(plan, limits_);
     const ExpertLoads* const loads = first().expert_loads().get();
     const bool counts_ids = loads != nullptr && loads->is_counting();
     // Then a layer sees the routes of a step in parts, and those that fill it up are in the last.
@@ -237,8 +247,14 @@ void StepRunner::run(const StepPlan& plan, StepBatch& batch, Flight& flight) {
 
 void StepRunner::run_rank(int rank, const StepBatch& batch, StepSink& sink) {
   Worker& worker = *workers_[static_cast<size_t>(rank)];
+  DeviceSteps* const follows = rank > 0 ? worker.steps() : nullptr;
+  if (follows != nullptr) {
+    follows->follow(followed_.block, followed_.num_rows, followed_.max_rows);
+    follows->bring_over();
+  }
   worker.prepare(batch);
   worker.run(batch, sink);
+  if (follows != nullptr) follows->end();
 }
 
 void StepRunner::begin(const StepPlan& plan, StepBatch& batch, Flight& flight) {
@@ -288,7 +304,12 @@ void StepRunner::post_waiting() {
 
 void StepRunner::run_on_ranks(const std::function<void(int rank)>& work) {
   const bool are_several = workers_.size() > 1 || leader_;
-  if (are_several && !has_met_) leader_ ? meet_other_nodes() : meet();
+  if (are_several && !has_met_) {
+    if (watch_ && !flights_.is_empty())  // their results are none
+      throw failure_of_ranks(0, kGivenUp);
+    leader_ ? meet_other_nodes() : meet();
+  }
+  if (watch_) watch_->wake();
   if (!are_several) return ranks_.run(work);
   run_guarded([&] { ranks_.run(work); });
 }
@@ -299,7 +320,7 @@ void StepRunner::run_guarded(const std::function<void()>& work) {
   } catch (const RankLeft&) {
     throw;
   } catch (const DeviceError& error) {
-    if (!leader_) throw RankFailure(ranks_.failed_rank(), error.what());
+    if (!leader_) throw failure_of_ranks(ranks_.failed_rank(), error.what());
     give_up_exchanges();
     throw RankFailure(ranks_.failed_rank(), concat(error.what(), leader_->reasons()));
   } catch (...) {  // where one rank is alone on its node nobody else has told the others
@@ -326,20 +347,19 @@ std::unique_ptr<HeadWorker> StepRunner::make_head() {
 void StepRunner::meet() {
   const int tensor = config_.parallel.tensor;
   const int pipeline = config_.parallel.pipeline;
+  const auto make = [this](int num_ranks) {
+    return make_group_(steps_ != nullptr ? "nccl" : "shm",
+                       {.world_size = num_ranks, .num_errors = num_exchange_errors_});
+  };
   std::vector<std::unique_ptr<CommunicatorGroup>> of_stage(static_cast<size_t>(pipeline));
   std::vector<std::unique_ptr<CommunicatorGroup>> of_place(static_cast<size_t>(tensor));
   if (tensor > 1)
-    for (auto& group : of_stage) group = make_group_(tensor);
+    for (auto& group : of_stage) group = make(tensor);
   if (pipeline > 1)
-    for (auto& group : of_place) group = make_group_(pipeline);
+    for (auto& group : of_place) group = make(pipeline);
   ranks_.run([&](int rank) {
     Worker& worker = *workers_[static_cast<size_t>(rank)];
-    Backend& backend = worker.backend();
-    RankPlace place;
-    place.memory = &backend.memory();
-    place.run = [&backend](int64_t count, const auto& work) {
-      backend.run_on_host_threads(count, 1, work);
-    };
+    const RankPlace place = rank_place(worker.backend(), worker.staging_bytes());
     const int stage = stage_of(config_, rank);
     const int in_stage = rank % tensor;
     const auto join = [&](const std::unique_ptr<CommunicatorGroup>& group,
@@ -351,7 +371,55 @@ void StepRunner::meet() {
                  .stages = join(of_place[static_cast<size_t>(in_stage)], stage),
                  .second_half = {}});
   });
+  const std::lock_guard lock(exchanges_mutex_);
+  ++group_;
+  if (watch_) watch_->begin_group(group_);
   has_met_ = true;
+}
+
+std::unique_ptr<DeviceWatch> StepRunner::make_watch() {
+  if (steps_ == nullptr || workers_.size() == 1) return nullptr;
+  std::vector<DeviceWatch::Rank> ranks;
+  for (const auto& worker : workers_) {
+    const auto check = [this, &worker] {
+      const std::lock_guard lock(exchanges_mutex_);
+      if (has_met_) worker->check_exchanges();
+    };
+    ranks.push_back({.check = check, .progress = rank_place(worker->backend(), 0).queue.progress});
+  }
+  return std::make_unique<DeviceWatch>(std::move(ranks),
+                                       [this](const DeviceWatch::Failure& failure) {
+                                         {
+                                           const std::lock_guard lock(exchanges_mutex_);
+                                           if (failure.group != group_) return;
+                                         }
+                                         give_up_exchanges();
+                                       });
+}
+
+// What the device did behind exchanges that were given up is no result.
+std::span<const DrawnRow> StepRunner::results_of(const Flight& flight) {
+  if (!watch_) return steps_->wait(flight.step);
+  std::string reason;
+  try {
+    const std::span<const DrawnRow> drawn = steps_->wait(flight.step);
+    for (const auto& worker : workers_) worker->check_exchanges();
+    if (has_met_) {
+      watch_->trust();
+      return drawn;
+    }
+    reason = kGivenUp;
+  } catch (const DeviceError& error) {
+    reason = error.what();
+    give_up_exchanges();
+  }
+  throw failure_of_ranks(0, reason);
+}
+
+// As the watch has it, who saw it first, if anybody did.
+RankFailure StepRunner::failure_of_ranks(int rank, const std::string& reason) const {
+  const auto failure = watch_ ? watch_->failure() : std::nullopt;
+  return failure ? RankFailure(failure->rank, failure->reason) : RankFailure(rank, reason);
 }
 
 const SampledTokens& StepRunner::wait() {
@@ -362,7 +430,7 @@ const SampledTokens& StepRunner::wait() {
   Flight& flight = flights_.retire();
   std::swap(sampled_, flight.sampled);
   if (steps_ == nullptr || flight.is_empty) return sampled_;
-  const std::span<const DrawnRow> drawn = steps_->wait(flight.step);
+  const std::span<const DrawnRow> drawn = results_of(flight);
   for (size_t row = 0; row < flight.num_rows; ++row) {
     if (flight.only_draws[row]) {
       sampled_.rows.push_back(
@@ -387,7 +455,8 @@ void StepRunner::abandon() noexcept {
   ranks_.drain();
   num_posted_ = num_begun_ = 0;
   flights_.clear();
-  if (steps_ != nullptr) steps_->abandon();
+  for (const auto& worker : workers_)
+    if (DeviceSteps* const steps = worker->steps()) steps->abandon();
 }
 
 // All are drawn on the device, and nobody waits for them here, but for the logits of those that

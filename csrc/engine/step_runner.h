@@ -8,12 +8,14 @@
 #include <mutex>
 #include <stop_token>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "api/engine_config.h"
 #include "comm/registry.h"
 #include "core/flight_ring.h"
 #include "engine/batch_builder.h"
+#include "engine/device_watch.h"
 #include "engine/draft_worker.h"
 #include "engine/executor.h"
 #include "engine/head_worker.h"
@@ -42,9 +44,11 @@ class NodeLeader;  // engine/node_leader.h
 // that step waits for them, up to the cluster's timeout.
 class StepRunner final : public Executor {
  public:
-  // What ranks exchange through, anew after each failure.
-  using MakeGroup = std::function<std::unique_ptr<CommunicatorGroup>(int num_ranks)>;
-  static std::unique_ptr<CommunicatorGroup> make_group(int num_ranks);
+  // What ranks exchange through, anew after each failure: a kind of the registry.
+  using MakeGroup = std::function<std::unique_ptr<CommunicatorGroup>(std::string_view kind,
+                                                                     const GroupOptions& options)>;
+  static std::unique_ptr<CommunicatorGroup> make_group(std::string_view kind,
+                                                       const GroupOptions& options);
   // With ranks of this process. Those of others have beats of their own (node_leader.h).
   static constexpr RankPatience kPatience{.still = std::chrono::milliseconds(4000)};
 
@@ -82,7 +86,10 @@ class StepRunner final : public Executor {
   int64_t hidden_size() const override { return first().hidden_size(); }
   std::string description() const override;
   MemoryUse memory_use() const override;
-  void fill_metrics(EngineMetrics& metrics) const override { first().fill_metrics(metrics); }
+  void fill_metrics(EngineMetrics& metrics) const override {
+    first().fill_metrics(metrics);
+    metrics.num_nccl_errors = *num_exchange_errors_;
+  }
   std::shared_ptr<ExpertLoads> expert_loads() const override { return first().expert_loads(); }
   std::shared_ptr<const ExpertBalancer> balance_experts(
       const ExpertBalanceOptions& options) override;
@@ -124,6 +131,12 @@ class StepRunner final : public Executor {
     BatchBuilder builder;
     std::vector<std::byte> block;
   };
+  // Rank 0's integers of the step that is built, where the others have devices, too.
+  struct FollowedBlock {
+    std::span<const std::byte> block;
+    int64_t num_rows = 0;
+    int64_t max_rows = 0;
+  };
   class Draw;  // what rank 0 does with a step's outputs
 
   Worker& first() const { return *workers_[0]; }
@@ -147,6 +160,10 @@ class StepRunner final : public Executor {
   std::unique_ptr<HeadWorker> make_head();
   // Tells the balancer where the ranks' weights are.
   void link_experts();
+  std::unique_ptr<DeviceWatch> make_watch();
+  // Throws RankFailure for what was given up while the step was under way.
+  std::span<const DrawnRow> results_of(const Flight& flight);
+  RankFailure failure_of_ranks(int rank, const std::string& reason) const;
   void tell_guesses(const StepPlan& plan, StepBatch& batch) const;
   void run(const StepPlan& plan, StepBatch& batch, Flight& flight);
   void draw_rows(const ConstTensor& logits, const StepBatch& batch, size_t begin, Flight& flight);
@@ -161,6 +178,9 @@ class StepRunner final : public Executor {
   std::mutex exchanges_mutex_;        // while the workers' ends are ended, or replaced
   // The other processes of config.parallel.nodes; null: there are none.
   std::unique_ptr<NodeLeader> leader_;
+  const std::shared_ptr<std::atomic<int64_t>> num_exchange_errors_ =
+      std::make_shared<std::atomic<int64_t>>(0);
+  int64_t group_ = 0;                             // meetings of ranks so far
   std::vector<std::byte> wire_;                   // a step for them
   std::shared_ptr<ExchangeLog> exchanges_;        // of rank 0 with other processes'; or null
   std::vector<std::unique_ptr<Worker>> workers_;  // [ranks of this process]
@@ -171,6 +191,7 @@ class StepRunner final : public Executor {
   // Among stages, of the steps in flight that have sequences: all, and those that the ranks have.
   int32_t num_begun_ = 0;
   int32_t num_posted_ = 0;
+  FollowedBlock followed_;
   MaskFiller masks_;
   std::unique_ptr<DraftWorker> draft_;  // of config.draft, or null
   std::unique_ptr<HeadWorker> head_;    // likewise
@@ -182,6 +203,7 @@ class StepRunner final : public Executor {
   NewsSink news_;
   std::shared_ptr<KvMover> mover_;            // null: nobody is handed over
   std::shared_ptr<ExpertBalancer> balancer_;  // null: experts stay where they are
+  std::unique_ptr<DeviceWatch> watch_;        // of ranks with a device each, or null
 };
 
 }  // namespace llmserve

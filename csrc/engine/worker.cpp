@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "engine/rank_devices.h"
 #include "io/checkpoint.h"
 #include "io/packed_cache.h"
 #include "kernels/device_steps.h"
@@ -40,9 +41,7 @@ Worker::Worker(const EngineConfig& config, const Checkpoint& checkpoint, int ran
                std::shared_ptr<SharedKvRows> kv_rows)
     : config_(config),
       rank_(rank),
-      backend_(
-          backend ? std::move(backend)
-                  : make_backend(config.device, {.num_threads = thread_share(config, rank).count})),
+      backend_(backend ? std::move(backend) : make_rank_backend(config, rank)),
       shared_(std::move(shared)),
       kv_rows_(std::move(kv_rows)),
       steps_(backend_->steps()) {
@@ -67,6 +66,7 @@ Worker::Worker(const EngineConfig& config, const Checkpoint& checkpoint, int ran
   const StepShape shape = largest_step(model().config(), model().weights(), config_);
   backend_->reserve_scratch(shape);
   scratch_bytes_ = backend_->scratch_bytes(shape, thread_share(config_, rank_).count);
+  staging_bytes_ = gathered_bytes(config_, shape);
 }
 
 // Others may still read what was counted.
@@ -257,7 +257,10 @@ void Worker::run(const StepBatch& batch, StepSink& sink) {
                                .groups = groups,
                                .layer_states = layer_states_,
                                .routes = routes};
-  if (batch.has_awaited) steps_->take_awaited(batch.input.token_ids, batch.awaited_rows);
+  if (batch.has_awaited) {
+    if (ends_.tensor_ranks->world_size() > 1) ends_.tensor_ranks->broadcast(steps_->drawn(), 0);
+    steps_->take_awaited(batch.input.token_ids, batch.awaited_rows);
+  }
   const Tensor hidden = forward(context, batch.second_half);
   check_files();
   if (!layers_.is_last()) return;
@@ -340,7 +343,7 @@ MemoryUse Worker::memory_use() const {
   return {.weight_bytes = weights != nullptr ? weights->total_bytes() : 0,
           .mapped_bytes = (weights != nullptr ? weights->mapped_bytes : 0) + deferred_bytes,
           .workspace_bytes = (arena_ ? arena_->capacity_bytes() : 0) + half_bytes + scratch_bytes_ +
-                             layer_state_buffer_.num_bytes(),
+                             staging_bytes_ + layer_state_buffer_.num_bytes(),
           .kv_cache_bytes = kv_storage_ ? kv_storage_->num_bytes() : 0,
           .pool_used_bytes = pool.used_bytes,
           .pool_used_high_bytes = pool.used_high_bytes,

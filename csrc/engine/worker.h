@@ -72,6 +72,13 @@ class Worker {
   void log_exchanges(ExchangeLog& log) { log_ = &log; }
   // Ends what the ranks are exchanging. Any thread may call it while run() is under way.
   void abort_exchanges() noexcept;
+  // Throws DeviceError once they have failed. Any thread, likewise.
+  void check_exchanges() const {
+    ends_.tensor_ranks->check();
+    ends_.stages->check();
+  }
+  // Of the largest tensor that it gathers with others.
+  int64_t staging_bytes() const { return staging_bytes_; }
   // Counts with another worker, of another stage.
   void share_expert_loads(const Worker& other) { expert_loads_ = other.expert_loads_; }
 
@@ -167,6 +174,7 @@ class Worker {
   int64_t hidden_size_ = 0;
   int64_t workspace_bytes_ = 0;
   int64_t scratch_bytes_ = 0;  // that the backend reserved for it, and keeps
+  int64_t staging_bytes_ = 0;  // that its communicator keeps
   std::vector<KvPlace> kv_places_;
   DeviceSteps* const steps_;
   SingleCommunicator alone_;

@@ -52,6 +52,12 @@ const Loaded& loaded() {
   return result;
 }
 
+const CudaPlugin& usable() {
+  const std::string reason = cuda_unavailable_reason();
+  if (!reason.empty()) throw NotSupported(concat("device 'cuda' cannot be used: ", reason));
+  return *loaded().plugin;
+}
+
 }  // namespace
 
 std::string cuda_unavailable_reason() {
@@ -59,11 +65,18 @@ std::string cuda_unavailable_reason() {
 }
 
 std::unique_ptr<Backend> make_cuda_backend(const BackendOptions& options) {
-  const std::string reason = cuda_unavailable_reason();
-  if (!reason.empty()) throw NotSupported(concat("device 'cuda' cannot be used: ", reason));
-  set_range_sink(&loaded().plugin->range_sink());
-  return loaded().plugin->make(options);
+  return make_cuda_backend_on(0, options);
 }
+
+std::unique_ptr<Backend> make_cuda_backend_on(int device, const BackendOptions& options) {
+  const CudaPlugin& plugin = usable();
+  set_range_sink(&plugin.range_sink());
+  return plugin.make(options, device);
+}
+
+int num_cuda_devices() { return usable().num_devices(); }
+
+int64_t free_cuda_bytes(int device) { return usable().free_bytes(device); }
 
 DeviceQueue cuda_queue(Backend& backend) {
   check_internal(backend.name() == "cuda", "only a CUDA device has a queue");

@@ -15,6 +15,11 @@ std::string cuda_unavailable_reason();
 
 // Throws NotSupported with that reason, or DeviceError.
 std::unique_ptr<Backend> make_cuda_backend(const BackendOptions& options);
+// On another device than the first. Likewise.
+std::unique_ptr<Backend> make_cuda_backend_on(int device, const BackendOptions& options);
+// Visible devices, and what one has free. Likewise.
+int num_cuda_devices();
+int64_t free_cuda_bytes(int device);
 
 // Where the ops of a backend that make_cuda_backend() made go.
 DeviceQueue cuda_queue(Backend& backend);

@@ -72,9 +72,15 @@ class DeviceSteps {
   // where the device has not brought over what was written there before.
   // Of `max_rows` rows, num_rows are drawn; the others fill the batch up.
   virtual std::span<std::byte> begin(int64_t num_bytes, int64_t num_rows, int64_t max_rows) = 0;
+  // The same for a rank that runs another one's step: `block` is what that one's begin() gave,
+  // full. It is copied, and ops that are given spans within it find them on this device.
+  virtual void follow(std::span<const std::byte> block, int64_t num_rows, int64_t max_rows) = 0;
   // What was written there goes over in one copy. Ops that are given spans within the block find
   // them on the device, until end(): the host must not change them any more.
   virtual void bring_over() = 0;
+  // [n] i32 in the device's memory: what the step before drew, whole. Among ranks one draws, and
+  // tells the others.
+  virtual Tensor drawn() = 0;
   // token_ids[t] = what the step before drew as row awaited_rows[t], where that is not -1. Spans
   // within the block.
   virtual void take_awaited(std::span<const int32_t> token_ids,

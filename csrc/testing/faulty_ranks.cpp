@@ -123,12 +123,12 @@ StepRunner::MakeGroup faulty_ranks(const RankFaultOptions& options) {
         concat("fault: expected throw, leave, hang or stuck, got ", options.fault));
   auto script = std::make_shared<Script>();
   script->options = options;
-  return [script](int num_ranks) -> std::unique_ptr<CommunicatorGroup> {
+  return [script](std::string_view kind,
+                  const GroupOptions& asked) -> std::unique_ptr<CommunicatorGroup> {
     const auto timeout_ms = static_cast<int64_t>(script->options.timeout_s * 1000);
-    return std::make_unique<FaultyGroup>(
-        find_communicator("shm").make(
-            {.world_size = num_ranks, .timeout = std::chrono::milliseconds(timeout_ms)}),
-        script);
+    GroupOptions options = asked;
+    options.timeout = std::chrono::milliseconds(timeout_ms);
+    return std::make_unique<FaultyGroup>(find_communicator(kind).make(options), script);
   };
 }
 

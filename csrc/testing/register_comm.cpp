@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <chrono>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
@@ -51,10 +52,17 @@ std::chrono::milliseconds milliseconds(double seconds) {
 RankPlace place_of(Backend& backend,
                    const std::optional<std::function<bool()>>& is_done = std::nullopt) {
   RankPlace place{.memory = &backend.memory()};
-  if (backend.memory().is_host())
-    place.queue.is_done = is_done.value_or([] { return true; });
-  else
+  if (!backend.memory().is_host()) {
     place.queue = cuda_queue(backend);
+    return place;
+  }
+  place.queue.is_done = is_done.value_or([] { return true; });
+  place.queue.copy_rows = [](const RowCopy& copy) {
+    for (int64_t row = 0; row < copy.num_rows; ++row)
+      std::memcpy(static_cast<std::byte*>(copy.to) + row * copy.to_stride,
+                  static_cast<const std::byte*>(copy.from) + row * copy.from_stride,
+                  static_cast<size_t>(copy.row_bytes));
+  };
   return place;
 }
 

@@ -14,6 +14,7 @@
 #include "kernels/backend_choice.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/cpu_features.h"
+#include "kernels/cuda_loader.h"
 #include "testing/register.h"
 #include "testing/staging.h"
 
@@ -380,10 +381,12 @@ void register_testing_ops(py::module_& testing) {
 
   testing.def(
       "make_backend",
-      [](const std::string& name, int32_t num_threads, const std::string& isa) {
-        return make_backend(name, {.num_threads = num_threads, .isa = isa});
+      [](const std::string& name, int32_t num_threads, const std::string& isa, int gpu) {
+        const BackendOptions options{.num_threads = num_threads, .isa = isa};
+        return gpu > 0 ? make_cuda_backend_on(gpu, options) : make_backend(name, options);
       },
-      "name"_a, "num_threads"_a = 1, "isa"_a = "");
+      "name"_a, "num_threads"_a = 1, "isa"_a = "", "gpu"_a = 0);
+  testing.def("num_gpus", &num_cuda_devices);
   testing.def(
       "activations",
       [] {

@@ -29,7 +29,8 @@ def environment(package):
     return {
         **os.environ,
         "PYTHONPATH": f"{package}:{TESTS}",
-        "LD_LIBRARY_PATH": str(LIBRARY / "cublas"),  # a stand-in for cuBLASLt
+        "LD_LIBRARY_PATH": f"{LIBRARY / 'cublas'}:{LIBRARY / 'nccl'}",  # stand-ins
+        "LLMSERVE_EMULATOR_DEVICES": "3",
         "LLMSERVE_CUDA_EMULATED": "",
     }
 
@@ -116,6 +117,8 @@ def package(tmp_path_factory):
         ("../cuda/test_device_expert_loads.py", ""),
         ("../cuda/test_quantized_on_device.py", "not 4096"),
         ("../cuda/test_cuda_speculation.py", ""),
+        ("../cuda/test_nccl_on_device.py", ""),
+        ("../cuda/test_ranks_on_gpus.py", ""),
     ],
 )
 def test_the_parity_tests_pass_on_emulated_kernels(package, files, selection):

@@ -42,9 +42,9 @@ std::string chosen(const char* name, std::initializer_list<std::string_view> cho
 
 }  // namespace
 
-CudaBackend::CudaBackend(const BackendOptions& options)
+CudaBackend::CudaBackend(const BackendOptions& options, int device)
     : host_(make_cpu_backend(options)),
-      memory_(0),
+      memory_(device),
       transfers_(memory_, copy_by(*host_)),
       steps_(memory_, transfers_.pinned(), block_),
       token_ids_(memory_, block_),
@@ -60,7 +60,7 @@ CudaBackend::CudaBackend(const BackendOptions& options)
     transfers_.lead_ops();
   });
   cudaDeviceProp properties{};
-  check("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties, 0));
+  check("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties, device));
   device_name_ = concat(properties.name, ", sm_", properties.major, properties.minor);
   const std::string choice =
       chosen("LLMSERVE_CUDA_GEMM", {"auto", "plain", "invariant", "cublaslt"});
@@ -96,12 +96,33 @@ std::string CudaBackend::description() const {
 
 DeviceQueue CudaBackend::queue() {
   memory_.make_current();
-  return {.stream = stream(), .is_done = [this] {
-            memory_.make_current();
-            const cudaError_t state = cudaStreamQuery(stream());
-            if (state != cudaErrorNotReady) check("cudaStreamQuery", state);
-            return state == cudaSuccess;
-          }};
+  const auto is_done = [this] {
+    memory_.make_current();
+    const cudaError_t state = cudaStreamQuery(stream());
+    if (state != cudaErrorNotReady) check("cudaStreamQuery", state);
+    return state == cudaSuccess;
+  };
+  const auto copy_rows = [this](const RowCopy& copy) {
+    memory_.make_current();
+    check("cudaMemcpy2DAsync of exchanged rows",
+          cudaMemcpy2DAsync(copy.to, static_cast<size_t>(copy.to_stride), copy.from,
+                            static_cast<size_t>(copy.from_stride),
+                            static_cast<size_t>(copy.row_bytes), static_cast<size_t>(copy.num_rows),
+                            cudaMemcpyDeviceToDevice, stream()));
+  };
+  const auto mark = [this] {
+    memory_.make_current();
+    marks_.put(stream());
+  };
+  const auto progress = [this] {
+    memory_.make_current();
+    return marks_.look();
+  };
+  return {.stream = stream(),
+          .is_done = is_done,
+          .copy_rows = copy_rows,
+          .mark = mark,
+          .progress = progress};
 }
 
 int64_t CudaBackend::op_scratch_bytes(const StepShape& shape) const {

@@ -18,6 +18,7 @@
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/linear/cublaslt.h"
 #include "kernels/cuda/linear/quantized.h"
+#include "kernels/cuda/queue_marks.h"
 #include "kernels/cuda/steps/cuda_steps.h"
 #include "kernels/cuda/transfers.h"
 
@@ -25,15 +26,15 @@ namespace llmserve::cuda {
 
 class CudaBackend final : public Backend {
  public:
-  // The first visible device. Products, by LLMSERVE_CUDA_GEMM: auto or nothing is mma_gemv or gemv
-  // for few rows and cuBLASLt, where it is found, for more; invariant is mma_linear for bf16
+  // On one of the visible devices. Products, by LLMSERVE_CUDA_GEMM: auto or nothing is mma_gemv or
+  // gemv for few rows and cuBLASLt, where it is found, for more; invariant is mma_linear for bf16
   // weights and plain_linear for others, with the same bits whatever M is; plain is plain_linear
   // for all, with that promise, too; cublaslt is cuBLASLt for all, and insists on it. Throws
   // InvalidArgument, NotSupported, DeviceError. Attention over caches in bf16 and f8 is
   // tiled_attention where that can run, and paged_attention otherwise or with
   // LLMSERVE_CUDA_ATTENTION=plain. Kernels of recorded steps of few rows start early where the
   // device can do that, but with LLMSERVE_CUDA_LAUNCH=plain.
-  explicit CudaBackend(const BackendOptions& options);
+  explicit CudaBackend(const BackendOptions& options, int device = 0);
 
   std::string_view name() const override { return "cuda"; }
   std::string description() const override;
@@ -123,6 +124,7 @@ class CudaBackend final : public Backend {
   const std::unique_ptr<Backend> host_;  // the cpu backend, for what lies on the host
   DeviceMemory memory_;
   Transfers transfers_;
+  QueueMarks marks_;  // in the stream of the ops
   StepBlock block_;
   CudaSteps steps_;
   Buffer piece_;  // of weights that are converted, in the transfer stream's order

@@ -30,6 +30,7 @@ class Event {
   }
   // The calling thread waits for it.
   void wait() const { check("cudaEventSynchronize", cudaEventSynchronize(event_)); }
+  bool is_known_to_have_passed() const { return cudaEventQuery(event_) == cudaSuccess; }
   bool has_passed() const {
     const cudaError_t code = cudaEventQuery(event_);
     if (code == cudaErrorNotReady) return false;

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/nvtx.h"
 
 namespace llmserve {
@@ -37,13 +38,32 @@ std::string unavailable_reason() {
   return {};
 }
 
-std::unique_ptr<Backend> make(const BackendOptions& options) {
-  return std::make_unique<cuda::CudaBackend>(options);
+int num_devices() {
+  int count = 0;
+  cuda::check("cudaGetDeviceCount", cudaGetDeviceCount(&count));
+  return count;
+}
+
+int64_t free_bytes(int device) {
+  size_t free_bytes = 0;
+  size_t total_bytes = 0;
+  int before = 0;
+  cuda::check("cudaGetDevice", cudaGetDevice(&before));
+  cuda::check("cudaSetDevice", cudaSetDevice(device));
+  const cudaError_t code = cudaMemGetInfo(&free_bytes, &total_bytes);
+  cudaSetDevice(before);
+  cuda::check("cudaMemGetInfo", code);
+  return static_cast<int64_t>(free_bytes);
+}
+
+std::unique_ptr<Backend> make(const BackendOptions& options, int device) {
+  return std::make_unique<cuda::CudaBackend>(options, device);
 }
 
 DeviceQueue queue(Backend& backend) { return static_cast<cuda::CudaBackend&>(backend).queue(); }
 
-constexpr CudaPlugin kPlugin{kCudaPluginAbi, LLMSERVE_BUILD_ID, &unavailable_reason, &make,
+constexpr CudaPlugin kPlugin{kCudaPluginAbi, LLMSERVE_BUILD_ID, &unavailable_reason,
+                             &num_devices,   &free_bytes,       &make,
                              &queue,         &cuda::nvtx_sink};
 
 }  // namespace

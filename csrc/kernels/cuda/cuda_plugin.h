@@ -20,7 +20,7 @@
 namespace llmserve {
 
 // The version of this struct, and only of it.
-inline constexpr uint32_t kCudaPluginAbi = 3;
+inline constexpr uint32_t kCudaPluginAbi = 4;
 
 struct CudaPlugin {
   // Plain C, first, at fixed places: read before all else is believed.
@@ -29,7 +29,10 @@ struct CudaPlugin {
 
   // Empty where a CUDA device can be used; otherwise why not, and what to do.
   std::string (*unavailable_reason)() = nullptr;
-  std::unique_ptr<Backend> (*make)(const BackendOptions& options) = nullptr;
+  // Of the visible devices, from 0 on.
+  int (*num_devices)() = nullptr;
+  int64_t (*free_bytes)(int device) = nullptr;
+  std::unique_ptr<Backend> (*make)(const BackendOptions& options, int device) = nullptr;
   // Where the ops of a backend that make() made go.
   DeviceQueue (*queue)(Backend& backend) = nullptr;
   // Takes ranges to NVIDIA's profilers; lives as long as the process.

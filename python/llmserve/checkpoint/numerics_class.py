@@ -18,7 +18,10 @@ _TEXTS = (
     *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
 )
 # How many threads and ranks share the work changes no bit.
-_NUMBERS = re.compile(r", (\d+ threads?|rank 0 of \d+)\b")
+_THREADS = re.compile(r", \d+ threads?\b")
+_RANKS = re.compile(r", rank 0 of \d+\b")
+# But for products whose algorithm is chosen by their shape, of which each rank has a part.
+_CHOSEN = re.compile(r"cuBLASLt \d|gemv and ")
 # Those of LLM that change tokens, or the prompts that they follow.
 OPTIONS = (
     *("quantization", "hf_overrides", "generation_config", "override_generation_config"),
@@ -42,7 +45,7 @@ def numerics_class(
         **options,
         "version": __version__,
         "build": _build(),
-        "runs": _NUMBERS.sub("", description),
+        "runs": _runs(description),
         "dtype": config.dtype,
         "kv_cache_dtype": config.kv_cache_dtype,
         "max_model_len": config.scheduler.max_model_len,
@@ -69,6 +72,11 @@ def _cut(parallel: _core.ParallelConfig) -> dict[str, object]:
             "enable_expert_parallel": parallel.enable_expert_parallel,
         }
     return {"tensor_parallel_cut": cut} if cut == "tree" else {}
+
+
+def _runs(description: str) -> str:
+    named = _THREADS.sub("", description)
+    return named if _CHOSEN.search(named) else _RANKS.sub("", named)
 
 
 def _sample(digest: "hashlib._Hash", file: Path) -> None:

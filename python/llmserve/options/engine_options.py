@@ -221,9 +221,9 @@ class EngineOptions:
         commands="run serve plan bench",
         minimum=1,
         maximum=64,
-        more="CPU only. Each has its part of weights, KV cache and num_threads, on the memory of "
-        "its cores: for machines of several sockets. Any number is possible, as long as the layers "
-        "have as many columns. See [ranks.md](ranks.md)",
+        more="Each has its part of weights, KV cache and num_threads, on the memory of its cores, "
+        "for machines of several sockets, or a GPU of its own. Any number is possible, as long as "
+        "the layers have as many columns. See [ranks.md](ranks.md)",
     )
     tensor_parallel_cut: str = engine_option(
         "columns",

@@ -10,6 +10,7 @@
 
 #include "streams.h"
 
+using llmserve::cuda::emulator::current_device;
 using llmserve::cuda::emulator::enqueue;
 using llmserve::cuda::emulator::graph_bytes;
 using llmserve::cuda::emulator::is_any_captured;
@@ -18,17 +19,30 @@ namespace {
 
 constexpr size_t kDeviceBytes = size_t{8} << 30;
 
+constexpr int kMaxDevices = 8;
+
+struct Allocation {
+  size_t num_bytes = 0;
+  int device = 0;
+};
+using Allocations = std::map<void*, Allocation>;
+
 std::mutex mutex;
-std::map<void*, size_t> device_memory;
-std::map<void*, size_t> pinned_memory;
-size_t high_bytes = 0;  // that were ever in use on the device
+Allocations device_memory;
+Allocations pinned_memory;
+size_t high_bytes[kMaxDevices] = {};  // that were ever in use on each device
+
+int num_devices() {
+  const char* text = std::getenv("LLMSERVE_EMULATOR_DEVICES");
+  return text == nullptr ? 1 : std::clamp(std::atoi(text), 1, kMaxDevices);
+}
 
 bool is_pinned(const void* data) {
   const std::lock_guard lock(mutex);
   const auto next = pinned_memory.upper_bound(const_cast<void*>(data));
   if (next == pinned_memory.begin()) return false;
-  const auto& [begin, size] = *std::prev(next);
-  return static_cast<const char*>(data) < static_cast<char*>(begin) + size;
+  const auto& [begin, of] = *std::prev(next);
+  return static_cast<const char*>(data) < static_cast<char*>(begin) + of.num_bytes;
 }
 
 bool is_captured(cudaStream_t stream) {
@@ -37,26 +51,29 @@ bool is_captured(cudaStream_t stream) {
   return status == cudaStreamCaptureStatusActive;
 }
 
+// Of the current device.
 size_t used_bytes() {
   size_t used = 0;
-  for (const auto& [data, size] : device_memory) used += size;
+  for (const auto& [data, of] : device_memory)
+    if (of.device == current_device()) used += of.num_bytes;
   return used;
 }
 
 // Not zero: nobody promised that.
-cudaError_t allocate(std::map<void*, size_t>& kept, void** data, size_t num_bytes) {
+cudaError_t allocate(Allocations& kept, void** data, size_t num_bytes) {
   if (is_any_captured()) return cudaErrorStreamCaptureUnsupported;
   const std::lock_guard lock(mutex);
   if (num_bytes > kDeviceBytes - used_bytes()) return cudaErrorMemoryAllocation;
   *data = std::aligned_alloc(256, (num_bytes + 255) / 256 * 256);
   if (*data == nullptr) return cudaErrorMemoryAllocation;
   if (num_bytes < (size_t{1} << 20)) std::memset(*data, 0x7f, num_bytes);
-  kept[*data] = num_bytes;
-  high_bytes = std::max(high_bytes, used_bytes());
+  kept[*data] = {num_bytes, current_device()};
+  size_t& high = high_bytes[current_device()];
+  high = std::max(high, used_bytes());
   return cudaSuccess;
 }
 
-cudaError_t release(std::map<void*, size_t>& kept, void* data) {
+cudaError_t release(Allocations& kept, void* data) {
   const std::lock_guard lock(mutex);
   if (data != nullptr && kept.erase(data) == 0) return cudaErrorInvalidValue;
   std::free(data);
@@ -68,19 +85,24 @@ cudaError_t release(std::map<void*, size_t>& kept, void* data) {
 extern "C" {
 
 cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
+  *count = num_devices();
   return cudaSuccess;
 }
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+  if (device < 0 || device >= num_devices()) return cudaErrorInvalidDevice;
   *properties = cudaDeviceProp{};
   std::strcpy(properties->name, "emulated");
   properties->major = 9;
   properties->sharedMemPerBlockOptin = 232448;
   return cudaSuccess;
 }
-cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device >= num_devices()) return cudaErrorInvalidDevice;
+  current_device() = device;
+  return cudaSuccess;
+}
 cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
+  *device = current_device();
   return cudaSuccess;
 }
 cudaError_t cudaGetLastError() { return cudaSuccess; }
@@ -119,7 +141,7 @@ cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t, cudaMemPoolAttr attribute, vo
   const std::lock_guard lock(mutex);
   const bool is_high =
       attribute == cudaMemPoolAttrUsedMemHigh || attribute == cudaMemPoolAttrReservedMemHigh;
-  *static_cast<uint64_t*>(value) = is_high ? high_bytes : used_bytes();
+  *static_cast<uint64_t*>(value) = is_high ? high_bytes[current_device()] : used_bytes();
   return cudaSuccess;
 }
 cudaError_t cudaFree(void* data) {

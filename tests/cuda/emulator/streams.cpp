@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <cstdlib>
 #include <deque>
 #include <map>
@@ -10,7 +11,11 @@
 #include <utility>
 #include <vector>
 
-using Work = std::function<void()>;
+// What comes in a stream's turn, and not before is_ready(), if that is given.
+struct Work {
+  std::function<void()> run;
+  std::function<bool()> is_ready;
+};
 
 struct CUgraph_st {
   std::vector<Work> work;
@@ -23,39 +28,74 @@ namespace llmserve::cuda::emulator {
 namespace {
 
 struct Stream {
+  int device = current_device();
   std::deque<Work> work;
+  bool is_running = false;  // the piece before the first of `work`, by some thread
   uint64_t num_asked = 0;
   uint64_t num_done = 0;
   std::unique_ptr<CUgraph_st> capture;  // where work goes instead
 };
 
-// Work itself asks for events of other streams to come first.
-std::recursive_mutex mutex;
+// Guards all streams. Work itself asks for events of other streams to come first, so that a thread
+// may hold it several times over.
+std::mutex mutex;
+std::condition_variable changed;
+thread_local int depth = 0;
+class Lock {
+ public:
+  Lock() {
+    if (depth++ == 0) mutex.lock();
+  }
+  ~Lock() {
+    if (--depth == 0) mutex.unlock();
+  }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+};
+// Others get on meanwhile.
+void wait_for_change() {
+  const int held = std::exchange(depth, 0);
+  {
+    std::unique_lock lock(mutex, std::adopt_lock);
+    changed.wait(lock);
+    lock.release();
+  }
+  depth = held;
+}
 // By handle: those of other libraries come without having been made here.
 std::map<cudaStream_t, Stream> streams;
 uintptr_t next_handle = 1000;
 std::atomic<size_t> num_graphs = 0;
 
+bool can_run(const Stream& stream) {
+  return !stream.is_running && (!stream.work.front().is_ready || stream.work.front().is_ready());
+}
+
 void run_until(Stream& stream, uint64_t count) {
   while (stream.num_done < count) {
+    if (!can_run(stream)) {
+      wait_for_change();
+      continue;
+    }
     const Work next = std::move(stream.work.front());
     stream.work.pop_front();
-    next();
+    stream.is_running = true;
+    next.run();
+    stream.is_running = false;
     ++stream.num_done;
+    changed.notify_all();
   }
 }
 
 // One piece of work, since who asks again and again expects the device to get on.
 cudaError_t query(Stream& stream, uint64_t count) {
   if (stream.num_done >= count) return cudaSuccess;
-  run_until(stream, stream.num_done + 1);
+  if (can_run(stream)) run_until(stream, stream.num_done + 1);
   return cudaErrorNotReady;
 }
 
-}  // namespace
-
-void enqueue(cudaStream_t handle, Work work) {
-  const std::lock_guard lock(mutex);
+void add(cudaStream_t handle, Work work) {
+  const Lock lock;
   Stream& stream = streams[handle];
   if (stream.capture) {
     stream.capture->work.push_back(std::move(work));
@@ -63,6 +103,18 @@ void enqueue(cudaStream_t handle, Work work) {
   }
   stream.work.push_back(std::move(work));
   ++stream.num_asked;
+  changed.notify_all();
+}
+
+}  // namespace
+
+int& current_device() {
+  thread_local int device = 0;
+  return device;
+}
+
+void enqueue(cudaStream_t handle, std::function<void()> work) {
+  add(handle, {std::move(work), {}});
 }
 
 size_t graph_bytes() {
@@ -71,7 +123,7 @@ size_t graph_bytes() {
 }
 
 bool is_any_captured() {
-  const std::lock_guard lock(mutex);
+  const Lock lock;
   return std::ranges::any_of(streams,
                              [](const auto& entry) { return entry.second.capture != nullptr; });
 }
@@ -88,13 +140,13 @@ struct CUevent_st {
 extern "C" {
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* handle, unsigned) {
-  const std::lock_guard lock(mutex);
+  const Lock lock;
   *handle = reinterpret_cast<cudaStream_t>(next_handle++);
   streams[*handle];
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
-  const std::lock_guard lock(mutex);
+  const Lock lock;
   Stream& stream = streams[handle];
   if (stream.capture) return cudaErrorStreamCaptureUnsupported;
   run_until(stream, stream.num_asked);
@@ -102,14 +154,15 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
 }
 cudaError_t cudaStreamDestroy(cudaStream_t handle) { return cudaStreamSynchronize(handle); }
 cudaError_t cudaStreamQuery(cudaStream_t handle) {
-  const std::lock_guard lock(mutex);
+  const Lock lock;
   Stream& stream = streams[handle];
   return query(stream, stream.num_asked);
 }
 cudaError_t cudaDeviceSynchronize() {
-  const std::lock_guard lock(mutex);
+  const Lock lock;
   if (is_any_captured()) return cudaErrorStreamCaptureUnsupported;
-  for (auto& [handle, stream] : streams) run_until(stream, stream.num_asked);
+  for (auto& [handle, stream] : streams)
+    if (stream.device == current_device()) run_until(stream, stream.num_asked);
   return cudaSuccess;
 }
 
@@ -122,14 +175,14 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t handle) {
-  const std::lock_guard lock(mutex);
+  const Lock lock;
   Stream& stream = streams[handle];
   if (stream.capture) return cudaErrorStreamCaptureUnsupported;
   *event = {&stream, stream.num_asked};
   return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned) {
-  const std::lock_guard lock(mutex);
+  const Lock lock;
   if (streams[handle].capture) return cudaErrorStreamCaptureIsolation;
   if (event->stream == nullptr || event->stream == &streams[handle]) return cudaSuccess;
   enqueue(handle, [recorded = *event] { run_until(*recorded.stream, recorded.count); });
@@ -142,27 +195,27 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t, cudaEvent_t) 
   return cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  const std::lock_guard lock(mutex);
+  const Lock lock;
   if (event->stream != nullptr) run_until(*event->stream, event->count);
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-  const std::lock_guard lock(mutex);
+  const Lock lock;
   return event->stream == nullptr ? cudaSuccess : query(*event->stream, event->count);
 }
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode) {
-  const std::lock_guard lock(mutex);
+  const Lock lock;
   streams[handle].capture = std::make_unique<CUgraph_st>();
   return cudaSuccess;
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t* graph) {
-  const std::lock_guard lock(mutex);
+  const Lock lock;
   *graph = streams[handle].capture.release();
   return *graph != nullptr ? cudaSuccess : cudaErrorIllegalState;
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus* status) {
-  const std::lock_guard lock(mutex);
+  const Lock lock;
   *status = streams[handle].capture ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
@@ -174,8 +227,8 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsig
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t handle) {
-  const std::lock_guard lock(mutex);
-  for (const Work& work : exec->work) enqueue(handle, work);
+  const Lock lock;
+  for (const Work& work : exec->work) add(handle, work);
   return cudaSuccess;
 }
 cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) { return cudaSuccess; }
@@ -190,9 +243,30 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
   return cudaSuccess;
 }
 
+#define LLMSERVE_EXPORT __attribute__((visibility("default")))
+
 // For a library that does its work when it is asked (fake_cublaslt.cpp).
-__attribute__((visibility("default"))) void llmserve_emulator_wait(cudaStream_t stream) {
-  cudaStreamSynchronize(stream);
+LLMSERVE_EXPORT void llmserve_emulator_wait(cudaStream_t stream) { cudaStreamSynchronize(stream); }
+
+// For one whose work in several streams comes together (fake_nccl.cpp). `is_ready` is asked, and
+// `run` called once, with the streams locked, by whoever waits for the work. Returns its place.
+LLMSERVE_EXPORT uint64_t llmserve_emulator_enqueue(cudaStream_t handle, bool (*is_ready)(void*),
+                                                   void (*run)(void*), void* context) {
+  const Lock lock;
+  add(handle, {[=] { run(context); }, [=] { return is_ready(context); }});
+  return streams[handle].num_asked;
 }
+// All of the stream that lies before a place.
+LLMSERVE_EXPORT void llmserve_emulator_run_before(cudaStream_t handle, uint64_t place) {
+  const Lock lock;
+  run_until(streams[handle], place - 1);
+}
+// With the streams locked; what is ready may be so by it.
+LLMSERVE_EXPORT void llmserve_emulator_change(void (*act)(void*), void* context) {
+  const Lock lock;
+  act(context);
+  changed.notify_all();
+}
+LLMSERVE_EXPORT int llmserve_emulator_device() { return current_device(); }
 
 }  // extern "C"

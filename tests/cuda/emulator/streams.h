@@ -13,6 +13,8 @@ namespace llmserve::cuda::emulator {
 // To be run in the stream's order; while the stream is captured, by each launch of the graph.
 void enqueue(cudaStream_t stream, std::function<void()> work);
 bool is_any_captured();
+// Of the calling thread.
+int& current_device();
 // That the device's graphs take.
 size_t graph_bytes();
 

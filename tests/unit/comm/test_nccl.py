@@ -143,6 +143,28 @@ def test_uneven_parts_are_calls_of_one_group(fake):
     ]
 
 
+def test_columns_are_gathered_by_what_moves_the_least(fake):
+    """A row goes to its place; of several each rank's columns go together, through a buffer."""
+    ranks = fake.connect(rank=1, world_size=3)
+    fake.log()
+    for rows in (1, 4):
+        own, even, uneven = (np.zeros((rows, n), np.float32) for n in (2, 6, 7))
+        ranks.gather_columns(own, even, [2, 2, 2])
+        ranks.gather_columns(own, uneven, [1, 2, 4])
+        ranks.gather_columns(own, None, [1, 2, 4], 0)
+        ranks.gather_columns(own, uneven, [5, 2, 0], 1)
+        assert fake.log() == [
+            f"all_gather {2 * rows} type 7",
+            "group",
+            *(f"broadcast {n * rows} type 7 root {i}" for i, n in enumerate((1, 2, 4))),
+            "end",
+            *("group", f"send {2 * rows} type 7 to 0", "end"),
+            *("group", f"recv {5 * rows} type 7 from 0", "end"),
+        ]
+    ranks.gather_columns(np.zeros((0, 2), np.float32), np.zeros((0, 6), np.float32), [2, 2, 2])
+    assert fake.log() == []
+
+
 @pytest.mark.parametrize(
     ("dtype", "count", "type_"),
     [

@@ -33,6 +33,7 @@ std::span<std::byte> CudaSteps::begin(int64_t num_bytes, int64_t num_rows, int64
   if (twin_.num_bytes() < all_bytes) grow_block(2 * all_bytes);  // rarely, if nothing is reserved
   if (max_rows_ < std::max(max_rows, int64_t{1})) grow_rows(std::max(2 * max_rows, int64_t{1}));
   ++step_;
+  followed_ = nullptr;
   slot().brought_over.wait();
   num_bytes_ = all_bytes;
   num_rows_[static_cast<size_t>(step_ % kNumSlots)] = num_rows;
@@ -40,6 +41,11 @@ std::span<std::byte> CudaSteps::begin(int64_t num_bytes, int64_t num_rows, int64
   *reinterpret_cast<StepHeader*>(slot().data.data()) = {
       .step = step_, .num_rows = num_rows, .result_begin = step_ % kNumSlots * result_bytes_};
   return {slot().data.data() + kHeaderBytes, static_cast<size_t>(num_bytes)};
+}
+
+void CudaSteps::follow(std::span<const std::byte> block, int64_t num_rows, int64_t max_rows) {
+  std::ranges::copy(block, begin(std::ssize(block), num_rows, max_rows).data());
+  followed_ = block.data();
 }
 
 int64_t CudaSteps::device_bytes(const StepShape& shape) {
@@ -100,9 +106,15 @@ void CudaSteps::bring_over() {
         cudaMemcpyAsync(twin_.data(), slot().data.data(), static_cast<size_t>(num_bytes_),
                         cudaMemcpyHostToDevice, memory_.stream()));
   slot().brought_over.record(memory_.stream());
-  block_.host = slot().data.data();
+  block_.host = followed_ != nullptr ? followed_ - kHeaderBytes : slot().data.data();
   block_.device = twin_.data();
   block_.num_bytes = num_bytes_;
+}
+
+Tensor CudaSteps::drawn() {
+  const int64_t num_rows = num_rows_[static_cast<size_t>((step_ - 1) % kNumSlots)];
+  constexpr auto kNumbers = static_cast<int64_t>(sizeof(DrawnRow) / sizeof(int32_t));
+  return Tensor(drawn_.data(), DType::kI32, {num_rows * kNumbers});
 }
 
 void CudaSteps::take_awaited(std::span<const int32_t> token_ids,

@@ -41,7 +41,9 @@ class CudaSteps final : public DeviceSteps {
   int64_t max_exact_rows() const override { return max_exact_rows_; }
 
   std::span<std::byte> begin(int64_t num_bytes, int64_t num_rows, int64_t max_rows) override;
+  void follow(std::span<const std::byte> block, int64_t num_rows, int64_t max_rows) override;
   void bring_over() override;
+  Tensor drawn() override;
   void take_awaited(std::span<const int32_t> token_ids,
                     std::span<const int32_t> awaited_rows) override;
   void draw(const ConstTensor& logits, std::span<const SeededDraw> draws,
@@ -125,6 +127,7 @@ class CudaSteps final : public DeviceSteps {
   StepBlock& block_;
   int64_t step_ = 0;  // begun last
   int64_t num_bytes_ = 0;
+  const std::byte* followed_ = nullptr;  // another rank's block, under way here; null: its own
   std::array<Slot, kNumSlots> slots_;
   std::array<int64_t, kNumSlots> num_rows_{};
   Buffer twin_;       // of the step under way

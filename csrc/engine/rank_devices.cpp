@@ -1,0 +1,72 @@
+#include "engine/rank_devices.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+#include <string_view>
+
+#include "core/error.h"
+#include "engine/worker_plan.h"
+#include "kernels/cuda_loader.h"
+
+namespace llmserve {
+namespace {
+
+constexpr std::string_view kCuda = "cuda";
+
+// Which device a rank has, and how many ranks have it.
+struct Place {
+  int device = 0;
+  int num_ranks = 1;
+};
+
+Place place_of(const EngineConfig& config, int rank) {
+  const int num_ranks = config.parallel.num_ranks();
+  const int num_devices = num_cuda_devices();
+  const char* shared = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  if (num_ranks > num_devices && (shared == nullptr || std::string_view(shared) != "1"))
+    throw NotSupported(
+        concat("tensor_parallel_size=", config.parallel.tensor, " on device 'cuda': ", num_devices,
+               num_devices == 1 ? " GPU is" : " GPUs are",
+               " visible, and each rank needs one of its own; use a smaller number, or set "
+               "NCCL_MULTI_RANK_GPU_ENABLE=1, which lets ranks share a GPU for trials"));
+  const int device = rank % num_devices;
+  return {.device = device, .num_ranks = (num_ranks - device - 1) / num_devices + 1};
+}
+
+}  // namespace
+
+bool has_rank_devices(const EngineConfig& config) {
+  return config.device == kCuda && config.parallel.num_ranks() > 1;
+}
+
+std::unique_ptr<Backend> make_rank_backend(const EngineConfig& config, int rank) {
+  const BackendOptions options{.num_threads = thread_share(config, rank).count};
+  if (!has_rank_devices(config)) return make_backend(config.device, options);
+  return make_cuda_backend_on(place_of(config, rank).device, options);
+}
+
+int64_t free_rank_bytes(const EngineConfig& config) {
+  const int num_ranks = config.parallel.num_ranks();
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    const Place place = place_of(config, rank);
+    least = std::min(least, free_cuda_bytes(place.device) / place.num_ranks);
+  }
+  return least * num_ranks;
+}
+
+RankPlace rank_place(Backend& backend, int64_t staging_bytes) {
+  RankPlace place{.memory = &backend.memory()};
+  if (!place.memory->is_host()) {
+    place.queue = cuda_queue(backend);
+    place.staging_bytes = staging_bytes;
+    return place;
+  }
+  place.run = [&backend](int64_t count, const auto& work) {
+    backend.run_on_host_threads(count, 1, work);
+  };
+  return place;
+}
+
+}  // namespace llmserve

@@ -1,0 +1,28 @@
+// Where ranks compute: GPU r has rank r, and a host has them all.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "api/engine_config.h"
+#include "comm/registry.h"
+#include "kernels/backend.h"
+
+namespace llmserve {
+
+// Whether each rank has a device of its own, and exchanges through that.
+bool has_rank_devices(const EngineConfig& config);
+
+// Of rank `rank`, with its share of the threads. Where fewer devices than ranks are visible this
+// throws NotSupported, but with NCCL_MULTI_RANK_GPU_ENABLE=1 in the environment: then ranks share
+// devices by turns. Throws what make_backend throws.
+std::unique_ptr<Backend> make_rank_backend(const EngineConfig& config, int rank);
+
+// Precondition: has_rank_devices(). Bytes that each rank can have, as many as the one with the
+// fewest, times their number. Throws likewise.
+int64_t free_rank_bytes(const EngineConfig& config);
+
+// How a rank with this backend joins a group. The backend outlives the communicator.
+RankPlace rank_place(Backend& backend, int64_t staging_bytes);
+
+}  // namespace llmserve
