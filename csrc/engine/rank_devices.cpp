@@ -56,6 +56,13 @@ int64_t free_rank_bytes(const EngineConfig& config) {
   return least * num_ranks;
 }
 
+// What is gathered is read by another linear layer, or is logits.
+int64_t gathered_bytes(const EngineConfig& config, const StepShape& shape) {
+  if (!has_rank_devices(config)) return 0;
+  return static_cast<int64_t>(sizeof(float)) * std::max(shape.max_tokens * shape.max_in_features,
+                                                        shape.max_logit_rows * shape.vocab_size);
+}
+
 RankPlace rank_place(Backend& backend, int64_t staging_bytes) {
   RankPlace place{.memory = &backend.memory()};
   if (!place.memory->is_host()) {

@@ -22,6 +22,9 @@ std::unique_ptr<Backend> make_rank_backend(const EngineConfig& config, int rank)
 // fewest, times their number. Throws likewise.
 int64_t free_rank_bytes(const EngineConfig& config);
 
+// Of the largest tensor that ranks with a device each gather the columns of; 0: there are none.
+int64_t gathered_bytes(const EngineConfig& config, const StepShape& shape);
+
 // How a rank with this backend joins a group. The backend outlives the communicator.
 RankPlace rank_place(Backend& backend, int64_t staging_bytes);
 

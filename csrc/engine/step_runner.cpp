@@ -387,14 +387,13 @@ std::unique_ptr<DeviceWatch> StepRunner::make_watch() {
     };
     ranks.push_back({.check = check, .progress = rank_place(worker->backend(), 0).queue.progress});
   }
-  return std::make_unique<DeviceWatch>(std::move(ranks),
-                                       [this](const DeviceWatch::Failure& failure) {
-                                         {
-                                           const std::lock_guard lock(exchanges_mutex_);
-                                           if (failure.group != group_) return;
-                                         }
-                                         give_up_exchanges();
-                                       });
+  const auto give_up = [this](const DeviceWatch::Failure& failure) {
+    std::unique_lock lock(exchanges_mutex_);
+    if (failure.group != group_) return;
+    lock.unlock();
+    give_up_exchanges();
+  };
+  return std::make_unique<DeviceWatch>(std::move(ranks), give_up);
 }
 
 // What the device did behind exchanges that were given up is no result.

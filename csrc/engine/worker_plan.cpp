@@ -5,7 +5,6 @@
 
 #include "core/error.h"
 #include "engine/batch_builder.h"
-#include "engine/rank_devices.h"
 #include "io/quantization_files.h"
 #include "layers/context_cut.h"
 #include "models/layer_kinds.h"
@@ -166,13 +165,6 @@ StepShape largest_step(const ModelConfig& model, const WeightReport& weights,
                                       .num_rows = shape.max_tokens,
                                       .max_blocks = max_blocks});
   return shape;
-}
-
-// What is gathered is read by another linear layer, or is logits.
-int64_t gathered_bytes(const EngineConfig& config, const StepShape& shape) {
-  if (!has_rank_devices(config)) return 0;
-  return static_cast<int64_t>(sizeof(float)) * std::max(shape.max_tokens * shape.max_in_features,
-                                                        shape.max_logit_rows * shape.vocab_size);
 }
 
 int64_t layer_state_bytes(const ModelConfig& model, const EngineConfig& config) {

@@ -61,9 +61,6 @@ ThreadShare thread_share(const EngineConfig& config, int rank);
 StepShape largest_step(const ModelConfig& model, const WeightReport& weights,
                        const EngineConfig& config);
 
-// Of the largest tensor that ranks with a device each gather the columns of; 0: there are none.
-int64_t gathered_bytes(const EngineConfig& config, const StepShape& shape);
-
 // Of the hidden states of config.max_wanted_layers layers, of all tokens of the largest step.
 int64_t layer_state_bytes(const ModelConfig& model, const EngineConfig& config);
 
