@@ -136,7 +136,7 @@ def test_setting_up_says_where_it_works_and_what_it_takes() -> None:
 
 def test_what_is_not_there_is_said() -> None:
     (paragraph,) = re.findall(r"\nNot there yet: .*?\n\n", README, re.DOTALL)
-    for words in ("wheels", "Windows", "several GPUs", "LoRA", "images", "classifiers", "batches"):
+    for words in ("wheels", "Windows", "Mamba", "LoRA", "images", "classifiers", "batches"):
         assert words in paragraph
 
 
