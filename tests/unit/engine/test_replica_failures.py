@@ -199,7 +199,9 @@ def test_what_waits_goes_with_what_runs_when_a_replica_stops() -> None:
     assert set(reasons.values()) == {"length"}
     assert tokens == expected
     wait_until(lambda: engine.replica_failure(0))
-    assert [engine.replica_taken_over(i) > 0 for i in range(3)] == [False, True, True]
+    taken_over = [engine.replica_taken_over(i) for i in range(3)]
+    assert taken_over[0] == 0  # and which of the others has room at that moment takes them
+    assert sum(taken_over) > 0
     assert {engine.request_record(i).replica for i in ids} <= {0, 1, 2}  # type: ignore[union-attr]
     wait_until(lambda: [load.num_requests for load in engine.loads()] == [0, 0, 0])
     wait_until(lambda: engine.replica_metrics(0).num_blocks_used == 0)
