@@ -105,6 +105,21 @@ def test_a_head_of_no_use_changes_nothing(tmp_path: Path, method: str) -> None:
     assert metrics.num_draft_tokens > 0
 
 
+# A head is cut like layers; a draft model runs on the first rank's GPU.
+@pytest.mark.parametrize("method", ["eagle3", "medusa", "draft_model"])
+def test_guesses_among_gpus_change_nothing(tmp_path: Path, target: Path, method: str) -> None:
+    if _core_testing.num_gpus() < 2:
+        pytest.skip(f"2 GPUs are needed, and {_core_testing.num_gpus()} are visible")
+    drafter = target if method == "draft_model" else right_head(method, target, tmp_path)
+    config = {"model": str(drafter), "num_speculative_tokens": 3, "adaptive": False}
+    expected, _ = run(target, prompts(), params(12))
+    guessed, metrics = run(
+        target, prompts(), params(12), tensor_parallel_size=2, speculative_config=config
+    )
+    assert guessed == expected
+    assert metrics.num_accepted_tokens > 0
+
+
 def test_a_layer_of_the_models_own_file(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "glm4_moe", num_hidden_layers=2, eos_token_id=None)
     add_draft_layer(tmp_path, 2, VOCAB_SIZE)
