@@ -33,6 +33,7 @@ from llmserve import (  # noqa: E402
     SamplingParams,
     StructuredOutputsParams,
 )
+from llmserve.plan import MemoryPlan  # noqa: E402
 from test_equality import NAMES, params_of, prompt_of, results  # noqa: E402
 
 OPTIONS: dict[str, Any] = {
@@ -105,6 +106,34 @@ def rate(llm: LLM, run: Callable[[], Any]) -> float:
     drafts = now.num_draft_tokens - before.num_draft_tokens
     assert drafts > 0
     return (now.num_accepted_tokens - before.num_accepted_tokens) / drafts
+
+
+def check_right_head(
+    llm: LLM,
+    plan: MemoryPlan,
+    asked: list[Any],
+    params: list[SamplingParams],
+    expected: list[list[int]],
+    least: float,
+) -> None:
+    """Tokens are those that are expected and more than a share of the guesses right, after sleep,
+    too; the memory in use is what was planned."""
+    for level in (0, 2):
+        found: list[list[int]] = []
+        right = rate(
+            llm,
+            lambda: found.extend(tokens(llm.generate(asked, params, use_tqdm=False))),  # noqa: B023
+        )
+        assert found == expected
+        assert right > least
+        if level == 0:
+            llm.sleep(2)
+            llm.wake_up()
+    assert plan.draft is not None
+    use = llm.get_memory_use()
+    assert use.weight_bytes == plan.weight_bytes + plan.draft.weight_bytes
+    assert use.workspace_bytes == plan.workspace_bytes + plan.draft.workspace_bytes
+    assert use.kv_cache_bytes == plan.kv_cache_bytes + plan.draft.kv_cache_bytes
 
 
 @pytest.mark.parametrize("method", ["eagle3", "eagle", "medusa"])
