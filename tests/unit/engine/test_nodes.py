@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from checkpoints import checkpoint
 from far_link import NEAR, SPACE, far_link, ip
@@ -375,11 +376,12 @@ def test_only_the_configured_port_is_listened_on() -> None:
 
 
 def listening() -> set[tuple[str, int]]:
-    """Address and port of every socket of this machine that listens, by the kernel's table."""
+    """Address and port of every socket on which this process or one that it started listens."""
+    own = psutil.Process()
     found = set()
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[3] == "0A":
-            address, port = fields[1].split(":")
-            found.add((socket.inet_ntoa(bytes.fromhex(address)[::-1]), int(port, 16)))
+    for process in (own, *own.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            for connection in process.net_connections("inet"):
+                if connection.status == psutil.CONN_LISTEN:
+                    found.add((connection.laddr.ip, connection.laddr.port))
     return found
