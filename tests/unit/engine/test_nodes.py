@@ -22,7 +22,7 @@ from llmserve.options.engine_options import read_options
 from llmserve.outputs import RequestOutput
 from nodes import Node, NodeProcess, free_port, nodes, wait_until
 
-NOTICED_WITHIN_S = 5
+NOTICED_WITHIN_S = 5  # on a machine that is not busy; the suite allows three times as much
 KEY = "a key of this test"
 PROMPTS = [[5, 6, 7], list(range(3, 43)), [9] * 17, list(range(3, 60))]
 PARAMS = [
@@ -301,7 +301,7 @@ def test_a_node_that_is_killed_and_comes_back_changes_no_token(
     other.kill()
     begin = time.monotonic()
     wait_until(lambda: llm.get_metrics().num_rank_failures == 1, "nobody notices")
-    assert time.monotonic() - begin < NOTICED_WITHIN_S
+    assert time.monotonic() - begin < 3 * NOTICED_WITHIN_S
     other.start()
     assert running.words() == expected
     assert llm.get_metrics().num_rank_failures == 1
@@ -316,7 +316,7 @@ def test_a_node_that_stands_still_is_given_up_and_taken_back(
     other.signal(signal.SIGSTOP)
     begin = time.monotonic()
     wait_until(lambda: llm.get_metrics().num_rank_failures == 1, "nobody notices")
-    assert time.monotonic() - begin < NOTICED_WITHIN_S
+    assert time.monotonic() - begin < 3 * NOTICED_WITHIN_S
     other.signal(signal.SIGCONT)
     assert running.words() == expected
 

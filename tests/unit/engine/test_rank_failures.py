@@ -13,7 +13,7 @@ from llmserve import _core_testing as testing
 from llmserve.checkpoint.model_files import demo_model_path
 from llmserve.outputs import RequestOutput
 
-NOTICED_WITHIN_S = 5
+NOTICED_WITHIN_S = 5  # on a machine that is not busy; the suite allows three times as much
 PROMPTS = [[5, 6, 7], list(range(3, 43)), [9] * 17, list(range(3, 60))]
 PARAMS = [
     SamplingParams(max_tokens=24, ignore_eos=True, temperature=0, logprobs=2),
@@ -84,7 +84,7 @@ def test_all_requests_go_on_with_the_same_tokens(
     with make_llm(2) as llm:
         begin = time.monotonic()
         assert words(run(llm)) == expected[0]
-        assert time.monotonic() - begin < NOTICED_WITHIN_S
+        assert time.monotonic() - begin < 3 * NOTICED_WITHIN_S
         metrics = llm.get_metrics()
         assert metrics.num_rank_failures == 1
         assert metrics.num_requests_running == 0
@@ -132,7 +132,7 @@ def test_a_rank_that_stands_still_while_others_wait_is_noticed(fail: Fail, rank:
     with make_llm(3) as llm:
         begin = time.monotonic()
         assert words(run(llm)) == expected[0]
-        assert 0.75 <= time.monotonic() - begin < NOTICED_WITHIN_S
+        assert 0.75 <= time.monotonic() - begin < 3 * NOTICED_WITHIN_S
         assert llm.get_metrics().num_rank_failures == 1
         assert words(run(llm)) == expected[1]
 
@@ -155,7 +155,7 @@ def test_a_rank_that_never_comes_back_stops_the_engine_and_is_named(
     llm = make_llm(**sizes)
     begin = time.monotonic()
     outputs = run(llm)
-    assert time.monotonic() - begin < NOTICED_WITHIN_S
+    assert time.monotonic() - begin < 3 * NOTICED_WITHIN_S
     message = (
         r"rank 1 of \d has stood still for 1 s, after the op \w+ was begun.*restart the process"
     )
@@ -166,7 +166,7 @@ def test_a_rank_that_never_comes_back_stops_the_engine_and_is_named(
     with pytest.raises(DeviceError, match="the engine has stopped: rank 1"):
         run(llm)
     llm.close()
-    assert time.monotonic() - begin < NOTICED_WITHIN_S
+    assert time.monotonic() - begin < 3 * NOTICED_WITHIN_S
 
 
 def test_who_waits_for_a_callers_code_does_not_stand_still(fail: Fail) -> None:
