@@ -159,6 +159,11 @@ struct ParallelConfig {
   int32_t first_rank() const { return first_rank_of(node); }
   int32_t num_local_ranks() const { return first_rank_of(node + 1) - first_rank(); }
   int32_t num_workers() const { return data * num_local_ranks(); }  // of this process
+  // Those of the last stage are the first ones. Of them, those of a replica in this process.
+  int32_t num_local_last_ranks() const {
+    const int32_t count = tensor - first_rank();
+    return count < 0 ? 0 : count < num_local_ranks() ? count : num_local_ranks();
+  }
   // Whether any step runs in halves: a wire is between the ranks of a layer.
   bool has_halves() const { return overlaps_halves && nodes > 1 && pipeline == 1; }
   void validate() const;
@@ -189,6 +194,8 @@ struct EngineConfig {
   // Hidden states of at most so many layers are wanted of a step, by a drafter; memory for those of
   // the largest step is taken at load.
   int32_t max_wanted_layers = 0;
+  // Of several stages the last one has the embedding, too, which its head that drafts reads.
+  bool has_late_embedding = false;
   // Linear weights run on their rows in the file until they have been packed, between steps. None:
   // where packing takes long enough to be waited for. Not with a packed_cache.
   std::optional<bool> defer_packing;

@@ -111,10 +111,6 @@ void add_head_rank(const HeadConfig& head, const Checkpoint& checkpoint, const E
 void plan_head(const ConfigRequest& request, const Checkpoint& checkpoint,
                const ModelConfig& target, const EngineConfig& target_config, PlannedDraft& plan) {
   const DrafterKind& kind = find_drafter(target_config.speculation.method);
-  if (target_config.parallel.pipeline > 1)
-    throw NotSupported(concat("speculative_config: method \"", kind.name,
-                              "\" reads states of layers that are in several stages; use a draft ",
-                              "model, or pipeline_parallel_size=1"));
   if (!target_config.speculation.is_exact())
     throw NotSupported(concat("speculative_config: rejection_sample_method 'rejection' is not ",
                               "supported with method \"", kind.name, "\"; leave it at 'exact'"));
@@ -148,11 +144,14 @@ void plan_head(const ConfigRequest& request, const Checkpoint& checkpoint,
       std::set<int32_t>(head.target_layers.begin(), head.target_layers.end()).size());
   plan.architecture = head.architecture;
   const std::unique_ptr<Backend> backend = make_backend(config.device, {.num_threads = 1});
-  plan.workspace_bytes = kept_state_bytes(head, config);
+  plan.has_late_embedding = config.parallel.pipeline > 1 && head.has_cache() && !head.has_embedding;
+  // The last stage has it.
+  const int32_t num_local = config.parallel.num_local_last_ranks();
+  if (num_local > 0) plan.workspace_bytes = kept_state_bytes(head, config);
   const int first = config.parallel.first_rank();
   for (int rank = 0; rank < config.parallel.num_ranks(); ++rank) {
     plan.scratch_bytes.push_back(0);
-    if (rank >= first && rank < first + config.parallel.num_local_ranks())
+    if (rank >= first && rank < first + num_local)
       add_head_rank(head, checkpoint, config, *backend, rank, plan);
   }
   plan.config = std::make_shared<const EngineConfig>(std::move(config));

@@ -23,7 +23,8 @@ struct PlannedDraft {
   std::vector<int64_t> scratch_bytes;
   std::vector<CacheGroupSpec> groups;  // of rows, with the KV heads that all ranks keep together
   std::string architecture;
-  int32_t max_wanted_layers = 0;  // of the target's steps
+  int32_t max_wanted_layers = 0;    // of the target's steps
+  bool has_late_embedding = false;  // as EngineConfig has it
 };
 
 // Of `config`, the target's, as far as config.speculation has something with weights. Throws

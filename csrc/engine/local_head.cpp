@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "core/error.h"
 #include "io/checkpoint.h"
 #include "io/head_checkpoint.h"
 
@@ -17,11 +18,22 @@ int64_t kept_state_bytes(const HeadConfig& head, const EngineConfig& config) {
   return num_kept_states(config) * head.state_size() * static_cast<int64_t>(sizeof(float));
 }
 
+namespace {
+
+std::vector<const Worker*> of_last_stage(std::vector<const Worker*> workers) {
+  const auto count = static_cast<size_t>(workers[0]->config().parallel.num_local_last_ranks());
+  check_internal(count > 0, "a head is where the last stage is");
+  workers.resize(count);
+  return workers;
+}
+
+}  // namespace
+
 LocalHead::LocalHead(const HeadSource& source, std::vector<const Worker*> workers,
                      OnEachRank on_each_rank)
     : kind_(source.kind),
       config_(source.config),
-      workers_(std::move(workers)),
+      workers_(of_last_stage(std::move(workers))),
       on_each_rank_(std::move(on_each_rank)) {
   const int first_rank = workers_[0]->config().parallel.first_rank();
   for (size_t rank = 0; rank < workers_.size(); ++rank)
@@ -52,9 +64,15 @@ void LocalHead::load() {
   const HeadConfig found = read_head_config(kind_, checkpoint, workers_[0]->model().config());
   std::vector<std::shared_ptr<const ReadState>> files;
   for (const auto& file : checkpoint.files()) files.push_back(file->read_state());
-  on_each_rank_([&](int rank) { ranks_[static_cast<size_t>(rank)]->load(found, checkpoint); });
+  on_each_head([&](HeadRank& rank) { rank.load(found, checkpoint); });
   files_ = std::move(files);
   check_files();
+}
+
+void LocalHead::on_each_head(const std::function<void(HeadRank& rank)>& work) {
+  on_each_rank_([&](int rank) {
+    if (rank < std::ssize(ranks_)) work(*ranks_[static_cast<size_t>(rank)]);
+  });
 }
 
 void LocalHead::check_files() const {
@@ -63,16 +81,16 @@ void LocalHead::check_files() const {
 
 void LocalHead::release(MemoryPart part) {
   if (part == MemoryPart::kKvCache) {
-    on_each_rank_([this](int rank) { ranks_[static_cast<size_t>(rank)]->release_cache(); });
+    on_each_head([](HeadRank& rank) { rank.release_cache(); });
     return;
   }
   const Checkpoint checkpoint = open();
-  on_each_rank_([&](int rank) { ranks_[static_cast<size_t>(rank)]->release_weights(checkpoint); });
+  on_each_head([&](HeadRank& rank) { rank.release_weights(checkpoint); });
 }
 
 void LocalHead::restore(MemoryPart part) {
   if (part == MemoryPart::kKvCache) {
-    on_each_rank_([this](int rank) { ranks_[static_cast<size_t>(rank)]->restore_cache(); });
+    on_each_head([](HeadRank& rank) { rank.restore_cache(); });
   } else if (!std::ranges::all_of(ranks_, [](const auto& rank) { return rank->has_weights(); })) {
     load();
   }
@@ -154,6 +172,7 @@ void LocalHead::lay_out(const HeadStep& step) {
 }
 
 void LocalHead::run(int rank, const HeadStep& step, const HeadRank::TakeLogits& take) {
+  if (rank >= std::ssize(ranks_)) return;
   const ConstTensor kept(kept_.data(), DType::kF32, {num_kept(), config().state_size()});
   ranks_[static_cast<size_t>(rank)]->run(step, input_, copies_, kept, take);
 }

@@ -31,7 +31,8 @@ class LocalHead {
   using OnEachRank = std::function<void(const std::function<void(int rank)>& work)>;
 
   // Loads this process's share of the head for the workers of its target, which outlive it, in
-  // their order. Throws what read_head_config and loading throw.
+  // their order. Of several stages the last one has it, of which one rank or more is here. Throws
+  // what read_head_config and loading throw.
   LocalHead(const HeadSource& source, std::vector<const Worker*> workers, OnEachRank on_each_rank);
 
   const HeadConfig& config() const { return ranks_[0]->head().config(); }
@@ -43,7 +44,8 @@ class LocalHead {
   // As HeadModel has it.
   void keep(const Tensor& states, std::span<const int32_t> kept);
 
-  // A step is laid out once, and run on each rank's thread. take: called on rank 0 of the target.
+  // A step is laid out once, and run on each rank's thread; other stages' do nothing. take: called
+  // on rank 0 of the target.
   void lay_out(const HeadStep& step);
   void run(int rank, const HeadStep& step, const HeadRank::TakeLogits& take);
   // Throws CorruptFile once a file that weights are read from in place was cut short.
@@ -56,10 +58,11 @@ class LocalHead {
  private:
   Checkpoint open() const;
   void load();
+  void on_each_head(const std::function<void(HeadRank& rank)>& work);
 
   const HeadKind kind_;
   const EngineConfig& config_;
-  const std::vector<const Worker*> workers_;
+  const std::vector<const Worker*> workers_;  // of the last stage
   const OnEachRank on_each_rank_;
   std::vector<std::unique_ptr<HeadRank>> ranks_;
   // Of the files that its weights came from, of which some are read in place.

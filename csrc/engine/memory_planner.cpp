@@ -410,6 +410,7 @@ MemoryPlan plan_memory(const ConfigRequest& request, const Checkpoint& checkpoin
   PlannedDraft draft = plan_draft(request, checkpoint, model, plan.config);
   plan.config.draft = std::move(draft.config);
   plan.config.max_wanted_layers = std::max(plan.config.max_wanted_layers, draft.max_wanted_layers);
+  plan.config.has_late_embedding = draft.has_late_embedding;
   plan.draft_weights = std::move(draft.weights);
   plan.draft_workspace_bytes = draft.workspace_bytes;
   plan.draft_groups = std::move(draft.groups);

@@ -90,6 +90,7 @@ void NodeFollower::load() {
 
 void NodeFollower::load_head() {
   if (!config_.draft || !find_drafter(config_.speculation.method).has_head()) return;
+  if (config_.parallel.num_local_last_ranks() == 0) return;
   std::vector<const Worker*> workers;
   for (const auto& worker : workers_) workers.push_back(worker.get());
   head_ = std::make_unique<LocalHead>(
@@ -229,11 +230,12 @@ bool NodeFollower::obey(const RankFrame& frame) {
       case RankFrameType::kStep:
         if (has_met_) run_step(frame.payload);  // else of before a failure
         return true;
+      // What is said of a head is said to nodes that have none of it, too.
       case RankFrameType::kKeepStates:
-        if (has_met_) keep_states(frame.payload);
+        if (has_met_ && has_last_stage()) keep_states(frame.payload);
         return true;
       case RankFrameType::kHeadStep:
-        if (has_met_) run_head(frame.payload);
+        if (has_met_ && has_last_stage()) run_head(frame.payload);
         return true;
       case RankFrameType::kRelease:
       case RankFrameType::kRestore: {

@@ -47,6 +47,7 @@ class NodeFollower {
   void meet(RankMeeting meeting);
   SocketAddress leader_address() const;
   void load_head();
+  bool has_last_stage() const { return config_.parallel.num_local_last_ranks() > 0; }
   void run_step(Bytes payload);
   void run_head(Bytes payload);
   void keep_states(Bytes payload);

@@ -132,7 +132,7 @@ void StepRunner::meet_other_nodes() {
     has_met_ = true;
   }
   if (leader_->has_lost()) give_up_exchanges();  // before it could
-  if (std::exchange(has_met_nodes_, true) && head_) head_->note_lost_node();
+  if (std::exchange(has_met_nodes_, true) && head_ && has_far_head()) head_->note_lost_node();
 }
 
 // A worker goes on its rank's thread, as it came.
@@ -337,7 +337,7 @@ std::unique_ptr<HeadWorker> StepRunner::make_head() {
                             .run_on_ranks = [this](const Work& work) { run_on_ranks(work); },
                             .masks = masks_,
                             .tell = {}};
-  if (leader_)
+  if (has_far_head())
     target.tell = [this](RankFrameType type, Bytes payload) { leader_->run(type, payload); };
   for (const auto& worker : workers_) target.workers.push_back(worker.get());
   return std::make_unique<HeadWorker>(head_kind(config_.speculation.method), *config_.draft,

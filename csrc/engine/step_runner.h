@@ -62,9 +62,12 @@ class StepRunner final : public Executor {
              const std::stop_token& given_up = {}, const RankPatience& patience = kPatience);
   ~StepRunner() override;
 
-  // What guesses between two steps has the device, or the stages, to itself.
+  // What guesses between two steps has the device to itself, and a head all ranks of the last
+  // stage. A draft model runs where rank 0 does, between two of its parts of steps; what the
+  // rejection rule keeps of its guesses is of one step.
   int32_t max_in_flight() const override {
-    if (draft_ || head_ || !config_.async_scheduling) return 1;
+    if (head_ || !config_.async_scheduling) return 1;
+    if (draft_ && (steps_ != nullptr || !config_.speculation.is_exact())) return 1;
     if (steps_ != nullptr) return Scheduler::kMaxAhead;
     return std::min(config_.parallel.pipeline, Scheduler::kMaxInFlight);
   }
@@ -140,6 +143,10 @@ class StepRunner final : public Executor {
   class Draw;  // what rank 0 does with a step's outputs
 
   Worker& first() const { return *workers_[0]; }
+  // Other nodes have ranks of the last stage, and with them of a head that drafts.
+  bool has_far_head() const {
+    return config_.parallel.tensor > config_.parallel.num_local_last_ranks();
+  }
   bool has_stages() const { return config_.parallel.pipeline > 1 && steps_ == nullptr; }
   void run_rank(int rank, const StepBatch& batch, StepSink& sink);
   void begin(const StepPlan& plan, StepBatch& batch, Flight& flight);

@@ -185,8 +185,6 @@ void Worker::prepare(const StepBatch& batch) {
 
 void Worker::lay_out_layer_states(const ModelInput& input) {
   const int64_t num_layers = std::ssize(input.wanted_layers);
-  if (num_layers > 0 && !layers_.is_whole())
-    throw NotSupported("a step wants the states of layers that several stages have");
   if (num_layers > config_.max_wanted_layers)
     throw InvalidArgument(concat(
         "a step wants the states of ", num_layers,

@@ -97,7 +97,8 @@ class Worker {
   void run(const StepBatch& batch, StepSink& sink);
 
   // [L, T, E] f32 in the backend's memory: the states of the last run's input.wanted_layers, at
-  // most config.max_wanted_layers. Valid until the next one.
+  // most config.max_wanted_layers; before the last stage, of those up to its own. Valid until the
+  // next one.
   const Tensor& layer_states() const { return layer_states_; }
 
   // Background work, as Executor has it: packs a weight; has the next blocks' pages at hand.

@@ -60,7 +60,7 @@ std::vector<LayerRange> split_layers(const EngineConfig& config, const Checkpoin
   const auto plan = [&](int64_t begin, int64_t end) {
     return plan_model(checkpoint, model, backend,
                       {.format = resolve_weight_format(config.dtype, config.quantization),
-                       .layers = {begin, end}})
+                       .layers = {.begin = begin, .end = end}})
         .weights;
   };
   std::vector<int64_t> costs;
@@ -70,10 +70,11 @@ std::vector<LayerRange> split_layers(const EngineConfig& config, const Checkpoin
   std::vector<LayerRange> stages;
   int64_t begin = 0;
   for (const size_t end : cut_evenly(costs, static_cast<size_t>(num_stages))) {
-    stages.push_back({begin, static_cast<int64_t>(end)});
+    stages.push_back({.begin = begin, .end = static_cast<int64_t>(end)});
     begin = static_cast<int64_t>(end);
   }
   stages.back().end = LayerRange::kLast;
+  stages.back().has_embedding = config.has_late_embedding;
   return stages;
 }
 
@@ -199,7 +200,8 @@ std::string packed_variant(const EngineConfig& config, const Backend& backend,
           : concat(", rank ", tensor_rank(config, rank).rank, " of ", config.parallel.tensor,
                    config.parallel.has_whole_experts ? ", experts whole" : ""),
       config.parallel.cut == ParallelConfig().cut ? "" : concat(", cut by ", config.parallel.cut),
-      layers.is_whole() ? "" : concat(", layers ", layers.begin, " to ", layers.end));
+      layers.is_whole() ? "" : concat(", layers ", layers.begin, " to ", layers.end),
+      layers.has_embedding ? ", with the embedding" : "");
 }
 
 }  // namespace llmserve

@@ -31,13 +31,23 @@ std::vector<DecoderLayer> make_layers(WeightLoader& weights, const ModelConfig& 
   return layers;
 }
 
-std::optional<Embedding> make_embedding(WeightLoader& weights, const ModelConfig& config) {
+std::optional<Embedding> make_embedding(WeightLoader& weights, const ModelConfig& config,
+                                        const LayerRange& range) {
+  if (!range.is_first() && !range.has_embedding) return std::nullopt;
   return Embedding(weights, config.names.embedding, config.vocab_size, config.hidden_size,
                    config.embedding_scale);
 }
 
 std::optional<LmHead> make_head(WeightLoader& weights, const ModelConfig& config) {
   return LmHead(weights, head_name(weights, config), lm_head_spec(config));
+}
+
+// [l, W, E] of the wanted layers before `layer_idx`, which a step has in order; or of none.
+Tensor states_before(const ForwardContext& context, int64_t layer_idx) {
+  const std::span<const int32_t> wanted = context.input.wanted_layers;
+  const auto count = std::ranges::lower_bound(wanted, layer_idx) - wanted.begin();
+  if (count == 0 || context.input.wanted_tokens.empty()) return {};
+  return context.layer_states.slice(0, 0, count);
 }
 
 }  // namespace
@@ -111,7 +121,7 @@ int64_t DecoderLayer::workspace_bytes(int64_t num_tokens) const {
 Decoder::Decoder(const ModelConfig& config, WeightLoader& weights, const LayerRange& range)
     : Model(config),
       range_(range),
-      embedding_(range.is_first() ? make_embedding(weights, config) : std::nullopt),
+      embedding_(make_embedding(weights, config, range)),
       positions_(range.is_first() ? position_embedding(weights, config) : std::nullopt),
       layers_(make_layers(weights, config, range)),
       final_norm_(range.is_last() ? std::optional(Norm(weights, config.names.final_norm,
@@ -138,19 +148,32 @@ void Decoder::keep_wanted(const ForwardContext& context, int64_t layer_idx,
        .out = Tensor(states.data, DType::kF32, {states.shape[1], states.shape[2]})});
 }
 
-Tensor Decoder::forward(const ForwardContext& context) const {
+void Decoder::receive(const ForwardContext& context, const Tensor& hidden) const {
   Communicator& stages = context.groups.pp;
+  stages.recv(hidden, stages.rank() - 1);
+  if (const Tensor states = states_before(context, range_.begin); states.data != nullptr)
+    stages.recv(states, stages.rank() - 1);
+}
+
+void Decoder::send(const ForwardContext& context, const Tensor& hidden) const {
+  Communicator& stages = context.groups.pp;
+  stages.send(hidden, stages.rank() + 1);
+  if (const Tensor states = states_before(context, range_.end); states.data != nullptr)
+    stages.send(states, stages.rank() + 1);
+}
+
+Tensor Decoder::forward(const ForwardContext& context) const {
   if (range_.is_whole()) check_groups(context.groups);
-  check_internal(range_.is_whole() || stages.world_size() > 1, "a stage has others");
+  check_internal(range_.is_whole() || context.groups.pp.world_size() > 1, "a stage has others");
   check_plain(context.input);
   check_internal(std::ssize(context.kv_caches) == config().num_layers, "one KV cache a layer");
   const Tensor hidden =
       context.arena.allocate(DType::kF32, {context.input.num_tokens(), config().hidden_size});
   const Arena::Scope scope(context.arena);
-  if (embedding_) embedding_->forward(context, hidden);
+  if (range_.is_first()) embedding_->forward(context, hidden);
   if (positions_) positions_->add_to(context, hidden);
   const RotaryTableSet tables = make_tables(rotaries_, context);
-  if (!embedding_) stages.recv(hidden, stages.rank() - 1);
+  if (!range_.is_first()) receive(context, hidden);
   size_t layer_idx = static_cast<size_t>(range_.begin);
   for (const DecoderLayer& layer : layers_) {
     keep_wanted(context, static_cast<int64_t>(layer_idx), hidden);
@@ -159,7 +182,7 @@ Tensor Decoder::forward(const ForwardContext& context) const {
     ++layer_idx;
   }
   if (!final_norm_) {
-    stages.send(hidden, stages.rank() + 1);
+    send(context, hidden);
     return hidden;
   }
   keep_wanted(context, config().num_layers, hidden);

@@ -56,14 +56,15 @@ class DecoderLayer {
 
 // Of a stage of a pipeline, its layers alone. It gets the hidden states of the stage before from
 // context.groups.pp, whose ranks are the stages, and sends its own to the next. forward() of a
-// stage that is not the last returns what it has sent.
+// stage that is not the last returns what it has sent. States that are wanted of a layer go on
+// behind them, so that the last stage has those of all layers.
 class Decoder final : public Model {
  public:
   // Its report names no tensor as unused where other stages may use it.
   Decoder(const ModelConfig& config, WeightLoader& weights, const LayerRange& range = {});
 
   Tensor forward(const ForwardContext& context) const override;
-  // Of the first stage.
+  // Of the first stage, and of one that LayerRange says it of.
   void embed(const ForwardContext& context, const Tensor& out) const override {
     embedding_->forward(context, out);
   }
@@ -77,11 +78,14 @@ class Decoder final : public Model {
   // Copies what the layer is about to read, what leaves the last one, or the final norm, if it is
   // wanted.
   void keep_wanted(const ForwardContext& context, int64_t layer_idx, const Tensor& hidden) const;
+  // Of the stage before; to the one behind.
+  void receive(const ForwardContext& context, const Tensor& hidden) const;
+  void send(const ForwardContext& context, const Tensor& hidden) const;
 
   // The members that own weights stand in the order that these are loaded in.
   const LayerRange range_;
-  std::optional<Embedding> embedding_;  // of the first stage, like the positions
-  std::optional<PositionEmbedding> positions_;
+  std::optional<Embedding> embedding_;          // of a stage that embeds tokens
+  std::optional<PositionEmbedding> positions_;  // of the first
   std::vector<DecoderLayer> layers_;
   std::optional<Norm> final_norm_;  // of the last stage, like the head
   std::optional<LmHead> lm_head_;

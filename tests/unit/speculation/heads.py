@@ -31,7 +31,13 @@ def randomize(head: torch.nn.Module, seed: int) -> None:
 
 
 def random_head(
-    method: str, target: Path, folder: Path, *, seed: int = 3, speculators: bool = False
+    method: str,
+    target: Path,
+    folder: Path,
+    *,
+    seed: int = 3,
+    speculators: bool = False,
+    layers: tuple[int, ...] = LAYERS,
 ) -> tuple[Any, TargetModel]:
     """Writes a head of no use to `folder`, and gives it and its target in torch."""
     model = TargetModel(str(target))
@@ -49,7 +55,7 @@ def random_head(
         folder,
         shape,
         target=str(target),
-        layers=LAYERS,
+        layers=layers,
         max_positions=256,
         speculators=speculators,
         num_tokens=3,

@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 
 from checkpoints import VOCAB_SIZE, checkpoint, make_checkpoint  # noqa: E402
 from heads import add_draft_layer, bigram_target, random_head, right_head  # noqa: E402
-from llmserve import LLM, NotSupported, SamplingParams, _core  # noqa: E402
+from llmserve import LLM, SamplingParams, _core  # noqa: E402
 from llmserve import _core_testing as testing  # noqa: E402
 from test_equality import NAMES, params_of, prompt_of, results  # noqa: E402
 from test_heads import OPTIONS, check_right_head, prompts, sampled, tokens  # noqa: E402
@@ -132,10 +132,3 @@ def test_a_rank_that_fails_costs_no_token(
             num_failures.append(llm.get_metrics().num_rank_failures)
         monkeypatch.undo()
     assert set(num_failures) == {0, 1}
-
-
-def test_a_head_of_a_target_in_stages_is_refused(tmp_path: Path, target: Path) -> None:
-    head = right_head("medusa", target, tmp_path)
-    config = {"model": str(head), "num_speculative_tokens": 2}
-    with pytest.raises(NotSupported, match="use a draft model, or pipeline_parallel_size=1"):
-        LLM.plan(str(target), speculative_config=config, pipeline_parallel_size=2, **OPTIONS)
