@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import secrets
+import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import checkpoints
@@ -83,6 +85,41 @@ def failures(llm: LLM) -> dict[str, int]:
 def check_idle(*engines: LLM) -> None:
     for llm in engines:
         wait_until(lambda llm=llm: llm.get_metrics().num_blocks_used == 0)  # type: ignore[misc]
+
+
+class Paced:
+    """A request beside others, whose sampling holds up each step of its engine until it is let."""
+
+    def __init__(self, llm: LLM, max_tokens: int = 100) -> None:
+        self._llm = llm
+        self._steps = threading.Semaphore(0)
+        self.num_held = 0
+        params = SamplingParams(
+            max_tokens=max_tokens, ignore_eos=True, logits_processors=[self._hold]
+        )
+        self._thread = threading.Thread(target=self._run, args=(params,), daemon=True)
+        self._thread.start()
+        self.wait(1)
+
+    def _hold(self, token_ids: Any, logits: Any) -> None:
+        self.num_held += 1
+        self._steps.acquire(timeout=DEADLINE_S)
+
+    def _run(self, params: SamplingParams) -> None:
+        with suppress(Exception):  # the engine is closed
+            run(self._llm, [3, 4], params)
+
+    def wait(self, num_held: int) -> None:
+        wait_until(lambda: self.num_held == num_held)
+
+    def step(self) -> None:
+        held = self.num_held
+        self._steps.release()
+        self.wait(held + 1)
+
+    def end(self) -> None:
+        self._steps.release(1000)
+        self._thread.join(DEADLINE_S)
 
 
 def counter(metrics: str, name: str, **labels: str) -> int:

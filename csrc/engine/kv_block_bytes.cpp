@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/trace_range.h"
+#include "kernels/device_copies.h"
+
 namespace llmserve {
 namespace {
 
@@ -24,6 +27,15 @@ void for_each_run(const Tensor& part, const Visit& visit) {
         visit(at, token * row_bytes + in_row);
 }
 
+// Pieces side by side are one copy.
+void add_piece(std::vector<DevicePiece>& pieces, std::byte* data, size_t size) {
+  const auto num_bytes = static_cast<int64_t>(size);
+  if (!pieces.empty() && pieces.back().data + pieces.back().num_bytes == data)
+    pieces.back().num_bytes += num_bytes;
+  else
+    pieces.push_back({.data = data, .num_bytes = num_bytes});
+}
+
 }  // namespace
 
 KvBlockBytes::KvBlockBytes(const std::vector<const Worker*>& workers)
@@ -33,6 +45,7 @@ KvBlockBytes::KvBlockBytes(const std::vector<const Worker*>& workers)
       }()),
       dtype_(workers[0]->config().kv_cache_dtype),
       block_size_(workers[0]->config().cache.block_size),
+      workers_(workers),
       lanes_(groups_.size()) {
   shape_.block_size = static_cast<uint32_t>(block_size_);
   for (const CacheGroupSpec& group : groups_)
@@ -58,7 +71,8 @@ std::vector<KvBlockBytes::Part> KvBlockBytes::parts(const std::vector<Lane>& ran
   std::vector<Part> parts;
   for (const Lane& lane : ranks) {
     const PagedKvCache& cache = lane.worker->kv_storage().lanes()[lane.idx];
-    parts.push_back({.tensor = are_values ? cache.values : cache.keys,
+    parts.push_back({.worker = lane.worker,
+                     .tensor = are_values ? cache.values : cache.keys,
                      .is_in_panels = !are_values && cache.key_layout == KeyLayout::kPanels,
                      .first_head = lane.worker->first_kv_head()});
   }
@@ -99,50 +113,104 @@ std::vector<ByteRange> KvBlockBytes::ranges(uint16_t group) const {
   return ranges;
 }
 
+void KvBlockBytes::read_head(const Part& part, const std::byte* from, int64_t num_tokens,
+                             std::span<std::byte> to) {
+  const Tensor& tensor = part.tensor;
+  const int64_t row_bytes = tensor.shape[3] * size_bytes(tensor.dtype);
+  const auto all_rows = static_cast<size_t>(tensor.shape[2] * row_bytes);
+  if (part.is_in_panels) {
+    for_each_run(tensor, [&](int64_t in_panel, int64_t in_rows) {
+      std::memcpy(to.data() + in_rows, from + in_panel, kRunBytes);
+    });
+    std::memcpy(to.data() + all_rows, from + all_rows, to.size() - all_rows);
+  } else {
+    std::memcpy(to.data(), from, to.size());
+  }
+  // What lies behind is of another sequence, or of none.
+  const int64_t num_behind = tensor.shape[2] - num_tokens;
+  std::memset(to.data() + num_tokens * row_bytes, 0, static_cast<size_t>(num_behind * row_bytes));
+  if (to.size() > all_rows)
+    std::memset(to.data() + all_rows + num_tokens * kCacheScaleBytes, 0,
+                static_cast<size_t>(num_behind * kCacheScaleBytes));
+}
+
+void KvBlockBytes::write_head(const Part& part, Bytes from, std::byte* to) {
+  if (!part.is_in_panels) {
+    std::memcpy(to, from.data(), from.size());
+    return;
+  }
+  for_each_run(part.tensor, [&](int64_t in_panel, int64_t in_rows) {
+    std::memcpy(to + in_panel, from.data() + in_rows, kRunBytes);
+  });
+  const auto all_rows = static_cast<size_t>(part.tensor.shape[2] * part.tensor.shape[3] *
+                                            size_bytes(part.tensor.dtype));
+  std::memcpy(to + all_rows, from.data() + all_rows, from.size() - all_rows);
+}
+
+// Of a head that several ranks have, the first one's is read.
 void KvBlockBytes::read(uint16_t group, int32_t block, int64_t num_tokens,
                         std::span<std::byte> out) const {
-  for_each_head(group, [&](const Head& head) {
+  const TraceRange range("Block to a peer");
+  const auto place = [&](const Head& head) {
+    return out.subspan(head.range.begin, head.range.size);
+  };
+  const auto address = [&](const Head& head) {
     const Part& part = *head.parts[0];
-    const Tensor& tensor = part.tensor;
-    std::byte* const to = out.data() + head.range.begin;
-    const std::byte* const from = head_of(tensor, block, head.idx - part.first_head);
-    const int64_t row_bytes = tensor.shape[3] * size_bytes(tensor.dtype);
-    const auto all_rows = static_cast<size_t>(block_size_ * row_bytes);
-    if (part.is_in_panels) {
-      for_each_run(tensor, [&](int64_t in_panel, int64_t in_rows) {
-        std::memcpy(to + in_rows, from + in_panel, kRunBytes);
+    return head_of(part.tensor, block, head.idx - part.first_head);
+  };
+  for (const Worker* worker : workers_) {
+    DeviceCopies* const copies = worker->copies();
+    const auto for_each_own = [&](const auto& visit) {
+      for_each_head(group, [&](const Head& head) {
+        if (head.parts[0]->worker == worker) visit(head);
       });
-      std::memcpy(to + all_rows, from + all_rows, head.range.size - all_rows);
-    } else {
-      std::memcpy(to, from, head.range.size);
+    };
+    if (copies == nullptr) {
+      for_each_own([&](const Head& head) {
+        read_head(*head.parts[0], address(head), num_tokens, place(head));
+      });
+      continue;
     }
-    // What lies behind is of another sequence, or of none.
-    std::memset(to + num_tokens * row_bytes, 0,
-                static_cast<size_t>((block_size_ - num_tokens) * row_bytes));
-    if (head.range.size > all_rows)
-      std::memset(to + all_rows + num_tokens * kCacheScaleBytes, 0,
-                  static_cast<size_t>((block_size_ - num_tokens) * kCacheScaleBytes));
-  });
+    std::vector<DevicePiece> pieces;
+    for_each_own([&](const Head& head) { add_piece(pieces, address(head), head.range.size); });
+    if (pieces.empty()) continue;
+    copies->read(pieces, [&](const std::byte* staged) {
+      for_each_own([&](const Head& head) {
+        read_head(*head.parts[0], staged, num_tokens, place(head));
+        staged += head.range.size;
+      });
+    });
+  }
 }
 
 void KvBlockBytes::write(uint16_t group, int32_t block, Bytes in) {
-  for_each_head(group, [&](const Head& head) {
-    const std::byte* const from = in.data() + head.range.begin;
-    for (const Part* part : head.parts) {
-      const Tensor& tensor = part->tensor;
-      std::byte* const to = head_of(tensor, block, head.idx - part->first_head);
-      if (part->is_in_panels) {
-        for_each_run(tensor, [&](int64_t in_panel, int64_t in_rows) {
-          std::memcpy(to + in_panel, from + in_rows, kRunBytes);
-        });
-        const auto all_rows =
-            static_cast<size_t>(block_size_ * tensor.shape[3] * size_bytes(tensor.dtype));
-        std::memcpy(to + all_rows, from + all_rows, head.range.size - all_rows);
-      } else {
-        std::memcpy(to, from, head.range.size);
-      }
+  const TraceRange range("Block from a peer");
+  for (const Worker* worker : workers_) {
+    DeviceCopies* const copies = worker->copies();
+    // visit(part, of its head on the wire, of its head in the cache)
+    const auto for_each_own = [&](const auto& visit) {
+      for_each_head(group, [&](const Head& head) {
+        const auto own = std::ranges::find(head.parts, worker, &Part::worker);
+        if (own == head.parts.end()) return;
+        visit(**own, in.subspan(head.range.begin, head.range.size),
+              head_of((*own)->tensor, block, head.idx - (*own)->first_head));
+      });
+    };
+    if (copies == nullptr) {
+      for_each_own([](const Part& part, Bytes from, std::byte* to) { write_head(part, from, to); });
+      continue;
     }
-  });
+    std::vector<DevicePiece> pieces;
+    for_each_own(
+        [&](const Part&, Bytes from, std::byte* to) { add_piece(pieces, to, from.size()); });
+    if (pieces.empty()) continue;
+    copies->write(pieces, [&](std::byte* staged) {
+      for_each_own([&](const Part& part, Bytes from, std::byte*) {
+        write_head(part, from, staged);
+        staged += from.size();
+      });
+    });
+  }
 }
 
 }  // namespace llmserve

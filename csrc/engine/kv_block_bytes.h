@@ -21,8 +21,9 @@ struct ByteRange {
 
 class KvBlockBytes final : public KvBlocks {
  public:
-  // The workers, whose memory is the host's, outlive it. Their KV caches are there whenever a block
-  // is read or written. Of heads and layers that none of them has, nothing is read or written.
+  // The workers outlive it, and have open copies (Worker::open_copies). Their KV caches are there
+  // whenever a block is read or written. Of heads and layers that none of them has, nothing is read
+  // or written.
   explicit KvBlockBytes(const std::vector<const Worker*>& workers);
 
   const KvWireShape& shape() const override { return shape_; }
@@ -35,6 +36,7 @@ class KvBlockBytes final : public KvBlocks {
  private:
   // Keys or values of a lane on one rank, and the heads of all that it has.
   struct Part {
+    const Worker* worker = nullptr;
     Tensor tensor;  // [N, K of the rank, P, width]
     bool is_in_panels = false;
     int64_t first_head = 0;
@@ -53,11 +55,16 @@ class KvBlockBytes final : public KvBlocks {
   template <class Visit>
   void for_each_head(uint16_t group, const Visit& visit) const;
   static std::vector<Part> parts(const std::vector<Lane>& ranks, bool are_values);
+  // Of the first num_tokens rows, and zeros after them.
+  static void read_head(const Part& part, const std::byte* from, int64_t num_tokens,
+                        std::span<std::byte> to);
+  static void write_head(const Part& part, Bytes from, std::byte* to);
 
   const std::vector<CacheGroupSpec> groups_;
   const DType dtype_;
   const int64_t block_size_;
   KvWireShape shape_;
+  const std::vector<const Worker*> workers_;
   // [groups][layers of the group][ranks of its stage]
   std::vector<std::vector<std::vector<Lane>>> lanes_;
 };

@@ -312,7 +312,10 @@ void NodeFollower::run_head(Bytes payload) {
 
 void NodeFollower::begin_blocks() {
   std::vector<const Worker*> workers;
-  for (const auto& worker : workers_) workers.push_back(worker.get());
+  for (const auto& worker : workers_) {
+    worker->open_copies();
+    workers.push_back(worker.get());
+  }
   block_bytes_ = std::make_unique<KvBlockBytes>(workers);
   blocks_thread_ = start_thread([this, &link = *blocks_] {
     try {

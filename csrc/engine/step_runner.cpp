@@ -17,6 +17,7 @@
 #include "engine/recorded_draw.h"
 #include "engine/step_wire.h"
 #include "engine/worker_plan.h"
+#include "kernels/device_copies.h"
 #include "kernels/device_steps.h"
 #include "models/expert_layers.h"
 #include "speculation/registry.h"
@@ -164,16 +165,26 @@ StepRunner::Flight& StepRunner::begin_flight() {
   flight.is_empty = true;
   flight.sampled.clear();
   flight.num_rows = 0;
+  flight.number = num_launched_ + 1;
   return flight;
 }
 
-void StepRunner::launch(const StepPlan& plan) {
+// No step in flight touches their blocks.
+void StepRunner::begin_transfers(const StepPlan& plan) {
+  if (plan.transfers.empty()) return;
+  for (const auto& worker : workers_)
+    if (DeviceCopies* const copies = worker->copies())
+      copies->follow(num_launched_ - flights_.size());
   for (const Transfer& transfer : plan.transfers) {
     if (!transfer.is_hand_over())
       throw NotSupported("a plan moves blocks between tiers, and this executor has one tier");
     check_internal(mover_ != nullptr, "who hands over has been set up for it");
     mover_->begin(transfer);
   }
+}
+
+void StepRunner::launch(const StepPlan& plan) {
+  begin_transfers(plan);
   Flight& flight = begin_flight();
   if (!plan.is_empty()) {
     const TraceRange range(plan.num_prefill_tokens > 0 ? "Prefill" : "Decode");
@@ -188,6 +199,7 @@ void StepRunner::launch(const StepPlan& plan) {
       recorded.reset();
     StepBatch& batch = build(plan, recorded ? recorded->batch : places_[0].builder.shape_of(plan));
     flight.is_empty = false;
+    flight.batch = &batch;
     flight.num_rows = batch.sample_tasks.size();
     flight.only_draws.assign(flight.num_rows, true);
     if (flight.answered.size() < flight.num_rows) {
@@ -205,6 +217,7 @@ void StepRunner::launch(const StepPlan& plan) {
                             .num_layers = static_cast<int32_t>(plan.wanted_layers.size()),
                             .counts_ids = counts_ids},
                            [&] { first().run(batch, draw); });
+      first().end_step(flight.number);
     } else if (has_stages()) {
       begin(plan, batch, flight);
     } else {
@@ -213,6 +226,7 @@ void StepRunner::launch(const StepPlan& plan) {
     if (steps_ != nullptr) flight.step = steps_->end();
   }
   flights_.launch();
+  ++num_launched_;
 }
 
 // Under the rejection rule: which guess runs in the place of a row's token.
@@ -241,11 +255,12 @@ void StepRunner::run(const StepPlan& plan, StepBatch& batch, Flight& flight) {
   if (balancer_) balancer_->begin_step();
   run_on_ranks([&](int rank) {
     if (rank == 0 && leader_) leader_->run(RankFrameType::kStep, wire_);
-    run_rank(rank, batch, draw);
+    run_rank(rank, flight, draw);
   });
 }
 
-void StepRunner::run_rank(int rank, const StepBatch& batch, StepSink& sink) {
+void StepRunner::run_rank(int rank, const Flight& flight, StepSink& sink) {
+  const StepBatch& batch = *flight.batch;
   Worker& worker = *workers_[static_cast<size_t>(rank)];
   DeviceSteps* const follows = rank > 0 ? worker.steps() : nullptr;
   if (follows != nullptr) {
@@ -255,11 +270,11 @@ void StepRunner::run_rank(int rank, const StepBatch& batch, StepSink& sink) {
   worker.prepare(batch);
   worker.run(batch, sink);
   if (follows != nullptr) follows->end();
+  worker.end_step(flight.number);
 }
 
 void StepRunner::begin(const StepPlan& plan, StepBatch& batch, Flight& flight) {
   if (!config_.speculation.is_exact()) tell_guesses(plan, batch);
-  flight.batch = &batch;
   flight.draw = std::make_unique<Draw>(*this, plan, batch, flight);
   flight.work = {.runner = this, .flight = &flight};
   flight.is_posted = false;
@@ -495,8 +510,8 @@ void StepRunner::sample_on_device(const ConstTensor& logits, const StepBatch& ba
 
 std::shared_ptr<KvMover> StepRunner::open_hand_over(const HandOverOptions& options,
                                                     std::shared_ptr<KvHost> host) {
-  if (!can_hand_over()) return Executor::open_hand_over(options, std::move(host));
   if (mover_) throw InvalidArgument("hand-over is open already; make a new engine to change it");
+  ranks_.run([this](int rank) { workers_[static_cast<size_t>(rank)]->open_copies(); });
   std::vector<const Worker*> workers;
   for (const auto& worker : workers_) workers.push_back(worker.get());
   std::unique_ptr<KvBlocks> blocks;

@@ -78,7 +78,7 @@ class StepRunner final : public Executor {
   bool has_left_rank() const override { return ranks_.has_left_rank(); }
   void cancel() noexcept override;
   void report_to(NewsSink sink) override;
-  bool can_hand_over() const override { return first().backend().memory().is_host(); }
+  bool can_hand_over() const override { return true; }
   std::shared_ptr<KvMover> open_hand_over(const HandOverOptions& options,
                                           std::shared_ptr<KvHost> host) override;
   bool do_background_work() override;
@@ -112,19 +112,20 @@ class StepRunner final : public Executor {
   // results; otherwise they are there.
   struct Flight {
     bool is_empty = false;
-    int64_t step = 0;  // of DeviceSteps
+    int64_t step = 0;    // of DeviceSteps
+    int64_t number = 0;  // of this runner's steps
     SampledTokens sampled;
     size_t num_rows = 0;                 // S
     std::vector<bool> only_draws;        // [S] of those that do, nothing follows is set
     std::vector<PendingSample> pending;  // [at least S]
     std::vector<SampledRow> answered;    // likewise
+    StepBatch* batch = nullptr;
     // Of a step among stages.
     struct Work {
       StepRunner* runner = nullptr;
       Flight* flight = nullptr;
-      void operator()(int rank) const { runner->run_rank(rank, *flight->batch, *flight->draw); }
+      void operator()(int rank) const { runner->run_rank(rank, *flight, *flight->draw); }
     };
-    StepBatch* batch = nullptr;
     std::unique_ptr<StepSink> draw;
     Work work;
     bool is_posted = false;
@@ -148,7 +149,9 @@ class StepRunner final : public Executor {
     return config_.parallel.tensor > config_.parallel.num_local_last_ranks();
   }
   bool has_stages() const { return config_.parallel.pipeline > 1 && steps_ == nullptr; }
-  void run_rank(int rank, const StepBatch& batch, StepSink& sink);
+  void run_rank(int rank, const Flight& flight, StepSink& sink);
+  // Hands transfers of blocks of steps that have been waited for to the mover.
+  void begin_transfers(const StepPlan& plan);
   void begin(const StepPlan& plan, StepBatch& batch, Flight& flight);
   bool post(Flight& flight);
   void end(Flight& flight);
@@ -195,6 +198,7 @@ class StepRunner final : public Executor {
   const RecordingLimits limits_;
   std::vector<BatchPlace> places_;  // one a step in flight among stages, else one
   int64_t num_batches_ = 0;
+  int64_t num_launched_ = 0;  // steps, of which those in flight are the last
   // Among stages, of the steps in flight that have sequences: all, and those that the ranks have.
   int32_t num_begun_ = 0;
   int32_t num_posted_ = 0;

@@ -8,6 +8,7 @@
 #include "engine/rank_devices.h"
 #include "io/checkpoint.h"
 #include "io/packed_cache.h"
+#include "kernels/cuda_loader.h"
 #include "kernels/device_steps.h"
 #include "layers/rank_cut.h"
 #include "models/config_reader.h"
@@ -237,8 +238,11 @@ void Worker::run(const StepBatch& batch, StepSink& sink) {
   const Arena::Scope scope(*arena_);
   LoggedExchanges logged(log_);
   WatchedCommunicator watched(*ends_.tensor_ranks, logged);
+  // Others exchange in memory, too often to say so.
+  const bool is_watched =
+      log_ != nullptr || (steps_ != nullptr && ends_.tensor_ranks->world_size() > 1);
   const ParallelGroups groups{
-      .tp = log_ != nullptr ? static_cast<Communicator&>(watched) : *ends_.tensor_ranks,
+      .tp = is_watched ? static_cast<Communicator&>(watched) : *ends_.tensor_ranks,
       .pp = *ends_.stages,
       .ep = alone_,
       .cp = alone_};
@@ -256,7 +260,7 @@ void Worker::run(const StepBatch& batch, StepSink& sink) {
                                .layer_states = layer_states_,
                                .routes = routes};
   if (batch.has_awaited) {
-    if (ends_.tensor_ranks->world_size() > 1) ends_.tensor_ranks->broadcast(steps_->drawn(), 0);
+    if (ends_.tensor_ranks->world_size() > 1) groups.tp.broadcast(steps_->drawn(), 0);
     steps_->take_awaited(batch.input.token_ids, batch.awaited_rows);
   }
   const Tensor hidden = forward(context, batch.second_half);
@@ -293,6 +297,13 @@ void Worker::compute_pooled_logits(const ForwardContext& context, const ConstTen
     check_files();
     if (rank_ == 0) sink.take_pooled_logits(logits, part);
   }
+}
+
+void Worker::open_copies() {
+  if (copies_ || backend_->memory().is_host()) return;
+  const int64_t block_bytes = config_.cache.block_size * num_lanes(cache_.groups) *
+                              row_bytes(cache_.groups.front(), config_.kv_cache_dtype);
+  copies_ = make_cuda_copies(*backend_, block_bytes);
 }
 
 bool Worker::pack_weight() {

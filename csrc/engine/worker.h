@@ -16,6 +16,7 @@
 #include "engine/kv_storage.h"
 #include "engine/loaded_model.h"
 #include "engine/worker_plan.h"
+#include "kernels/device_copies.h"
 #include "layers/expert_balancer.h"
 #include "models/model.h"
 
@@ -116,6 +117,16 @@ class Worker {
   std::span<const KvPlace> kv_places() const { return kv_places_; }
   std::span<const KvPlace> own_kv_places() const { return cache_.places; }
 
+  // Before copies(), where it computes on a device: for others who read and write its KV cache
+  // beside the steps. Throws DeviceError, ResourceExhausted.
+  void open_copies();
+  // Of what its backend's memory has of the KV cache; null: that is the host's.
+  DeviceCopies* copies() const { return copies_.get(); }
+  // With open copies, after each run(), on its thread: `step` as DeviceCopies::mark has it.
+  void end_step(int64_t step) const {
+    if (copies_) copies_->mark(step);
+  }
+
   Backend& backend() const { return *backend_; }
   // Precondition: its weights are not given back.
   const Model& model() const { return *loaded_->model; }
@@ -166,6 +177,7 @@ class Worker {
   std::string config_text_;                      // of the last load: what stands in for config.json
   std::unique_ptr<Arena> arena_;                 // likewise
   std::unique_ptr<KvStorage> kv_storage_;        // null while the KV cache is
+  std::unique_ptr<DeviceCopies> copies_;         // of any KV cache that it has, or null
   LayerRange layers_;                            // of its stage
   RankCache cache_;                              // as this rank keeps it
   int64_t first_kv_head_ = 0;                    // of those that it keeps

@@ -83,4 +83,9 @@ DeviceQueue cuda_queue(Backend& backend) {
   return loaded().plugin->queue(backend);
 }
 
+std::unique_ptr<DeviceCopies> make_cuda_copies(Backend& backend, int64_t max_bytes) {
+  check_internal(backend.name() == "cuda", "only a CUDA device has copies of its memory");
+  return loaded().plugin->make_copies(backend, max_bytes);
+}
+
 }  // namespace llmserve

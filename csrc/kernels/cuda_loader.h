@@ -6,6 +6,7 @@
 
 #include "core/device_queue.h"
 #include "kernels/backend.h"
+#include "kernels/device_copies.h"
 
 namespace llmserve {
 
@@ -23,5 +24,9 @@ int64_t free_cuda_bytes(int device);
 
 // Where the ops of a backend that make_cuda_backend() made go.
 DeviceQueue cuda_queue(Backend& backend);
+
+// Copies of its memory, which it outlives, of up to max_bytes a call. The calling thread's device
+// stays as it is. Throws DeviceError, ResourceExhausted.
+std::unique_ptr<DeviceCopies> make_cuda_copies(Backend& backend, int64_t max_bytes);
 
 }  // namespace llmserve

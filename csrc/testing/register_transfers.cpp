@@ -2,12 +2,16 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cstring>
 #include <memory>
+#include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "kernels/backend.h"
 #include "kernels/block_runs.h"
+#include "kernels/cuda_loader.h"
 #include "testing/staging.h"
 
 namespace py = pybind11;
@@ -41,10 +45,49 @@ Tensor cache_of(py::object& array) {
   return cache_part_of(host_view(numpy));
 }
 
+// Of a device array: where it begins, in bytes, and its size.
+using Piece = std::tuple<DeviceArray*, int64_t, int64_t>;
+
+std::vector<DevicePiece> pieces_of(const std::vector<Piece>& pieces) {
+  std::vector<DevicePiece> found;
+  for (const auto& [array, begin, num_bytes] : pieces)
+    found.push_back({static_cast<std::byte*>(array->view.data) + begin, num_bytes});
+  return found;
+}
+
+py::bytes read(DeviceCopies& copies, const std::vector<Piece>& pieces) {
+  const std::vector<DevicePiece> found = pieces_of(pieces);
+  size_t num_bytes = 0;
+  for (const DevicePiece& piece : found) num_bytes += static_cast<size_t>(piece.num_bytes);
+  std::string bytes;
+  {
+    const py::gil_scoped_release release;
+    copies.read(found, [&](const std::byte* staged) {
+      bytes.assign(reinterpret_cast<const char*>(staged), num_bytes);
+    });
+  }
+  return bytes;
+}
+
+void write(DeviceCopies& copies, const std::vector<Piece>& pieces, const std::string& bytes) {
+  const std::vector<DevicePiece> found = pieces_of(pieces);
+  const py::gil_scoped_release release;
+  copies.write(found, [&](std::byte* staged) { std::memcpy(staged, bytes.data(), bytes.size()); });
+}
+
 }  // namespace
 
 void register_testing_transfers(py::module_& testing, py::class_<Backend>& backend) {
   using namespace py::literals;
+  py::class_<DeviceCopies>(testing, "DeviceCopies", "Parts of a device's memory, beside its ops.")
+      .def("mark", &DeviceCopies::mark, "step"_a)
+      .def("follow", &DeviceCopies::follow, "step"_a)
+      .def("read", &read, "pieces"_a, "[(array, first byte, bytes)]")
+      .def("write", &write, "pieces"_a, "data"_a);
+  backend.def(
+      "make_copies",
+      [](Backend& self, int64_t max_bytes) { return make_cuda_copies(self, max_bytes); },
+      "max_bytes"_a, py::keep_alive<0, 1>());
   testing.def(
       "block_runs",
       [](const std::vector<std::pair<int32_t, int32_t>>& pairs) {

@@ -104,6 +104,7 @@ def package(tmp_path_factory):
         ),
         ("../cuda/test_ops_on_device.py", ""),
         ("../cuda/test_transfers.py", ""),
+        ("../cuda/test_device_copies.py", ""),
         ("../cuda/test_backend.py", "prompts_of_embeddings or split_in_parts or not_fit"),
         ("../cuda/test_profiler_ranges.py", ""),
         ("../cuda/test_two_in_flight.py", ""),
@@ -119,6 +120,7 @@ def package(tmp_path_factory):
         ("../cuda/test_cuda_speculation.py", ""),
         ("../cuda/test_nccl_on_device.py", ""),
         ("../cuda/test_ranks_on_gpus.py", ""),
+        ("../cuda/test_hand_over_on_gpu.py", ""),
     ],
 )
 def test_the_parity_tests_pass_on_emulated_kernels(package, files, selection):

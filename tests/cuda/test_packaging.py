@@ -89,7 +89,7 @@ def load_beside(tmp_path, source):
 def test_a_library_of_another_build_is_refused_before_it_is_used(tmp_path):
     said = load_beside(
         tmp_path,
-        'struct { unsigned abi; const char* id; void* calls[4]; } plugin = {4, "another"};\n'
+        'struct { unsigned abi; const char* id; void* calls[4]; } plugin = {5, "another"};\n'
         "void* llmserve_cuda_plugin(void) { return &plugin; }\n",
     )
     assert "is of another build than this module (another, not " in said

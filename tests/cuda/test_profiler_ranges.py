@@ -4,10 +4,10 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from llmserve import _core_testing
+from llmserve.errors import NotSupported
 
 REASON = _core_testing.unavailable_reason("cuda")
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(bool(REASON), reason=f"no CUDA here: {REASON}")]
@@ -22,8 +22,7 @@ static FILE* heard;
 static int push(const char* name) { fprintf(heard, "push %s\n", name); fflush(heard); return 0; }
 static int pop(void) { fprintf(heard, "pop\n"); fflush(heard); return 0; }
 static void name_stream(cudaStream_t stream, const char* name) {
-  (void)stream;
-  fprintf(heard, "stream %s\n", name);
+  fprintf(heard, "stream %s %zu\n", name, (size_t)stream);
   fflush(heard);
 }
 
@@ -42,14 +41,33 @@ int InitializeInjectionNvtx2(NvtxGetExportTableFunc_t get) {
 """
 
 RUN = """
+import os
 from llmserve import LLM, SamplingParams, demo_model_path
-with LLM(demo_model_path(), device="cuda", kv_cache_memory_bytes=2**22, max_model_len=64) as llm:
+options = {"device": "cuda", "kv_cache_memory_bytes": 2**22, "max_model_len": 64}
+with LLM(demo_model_path(), tensor_parallel_size=int(os.environ["RANKS"]), **options) as llm:
     params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
     llm.generate([[5, 6, 7]], params, use_tqdm=False)
+    if os.environ["RANKS"] == "1":
+        llm.open_hand_over("a key that both sides know", [])
+"""
+# Of streams, from the device that is emulated: the smaller number goes first.
+PRIORITIES = """
+import ctypes, pathlib, llmserve
+library = ctypes.CDLL(pathlib.Path(llmserve.__file__).parent / "lib" / "libllmserve_cuda.so")
+try:
+    library.llmserve_emulator_priority.argtypes = [ctypes.c_size_t]
+except AttributeError:
+    streams = []
+else:
+    streams = [line for line in open(os.environ["HEARD"]) if line.startswith("stream")]
+for line in streams:
+    _, *name, handle = line.split()
+    print(*name, library.llmserve_emulator_priority(int(handle)))
 """
 
 
-def test_steps_are_ranges_and_streams_have_names(tmp_path):
+def hear(tmp_path, **environment):
+    """What the profiler writes down, and the lines that the process prints."""
     compiler, nvcc = shutil.which("cc") or shutil.which("gcc"), shutil.which("nvcc")
     if compiler is None or nvcc is None:
         pytest.skip("there is no C compiler, or no CUDA toolkit")
@@ -66,9 +84,38 @@ def test_steps_are_ranges_and_streams_have_names(tmp_path):
         check=True,
     )
     heard = tmp_path / "heard"
-    environment = {"NVTX_INJECTION64_PATH": str(tmp_path / "profiler.so"), "HEARD": str(heard)}
-    subprocess.run([sys.executable, "-c", RUN], check=True, env={**os.environ, **environment})
-    lines = Path(heard).read_text().splitlines()
-    assert {"stream llmserve ops", "stream llmserve transfers"} <= set(lines)
+    environment |= {"NVTX_INJECTION64_PATH": str(tmp_path / "profiler.so"), "HEARD": str(heard)}
+    told = subprocess.run(
+        [sys.executable, "-c", RUN + PRIORITIES],
+        check=True,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+    return heard.read_text().splitlines(), told.stdout.splitlines()
+
+
+def test_steps_are_ranges_and_streams_have_names_and_priorities(tmp_path):
+    lines, told = hear(tmp_path, RANKS="1")
+    names = [line.rsplit(" ", 1)[0] for line in lines if line.startswith("stream")]
+    assert set(names) == {"stream compute", "stream transfer", "stream hand-over transfer"}
+    assert names.count("stream hand-over transfer") == 4
     steps = [line for line in lines if not line.startswith("stream")]
     assert steps == ["push Prefill", "pop", *["push Decode", "pop"] * 2]
+    priorities = dict(line.rsplit(" ", 1) for line in told)
+    if priorities:
+        assert priorities == {"compute": "-5", "transfer": "0", "hand-over transfer": "0"}
+
+
+def test_exchanges_among_gpus_are_ranges(tmp_path):
+    try:
+        _core_testing.nccl_library()
+    except NotSupported as error:
+        pytest.skip(str(error))
+    if _core_testing.num_gpus() < 2:
+        pytest.skip("two GPUs are needed, and one is visible")
+    lines, _ = hear(tmp_path, RANKS="2")
+    names = [line.rsplit(" ", 1)[0] for line in lines if line.startswith("stream")]
+    assert set(names) == {"stream compute", "stream transfer"}
+    assert {"push Prefill", "push Decode", "push Gather of columns"} <= set(lines)
+    assert lines.count("pop") == sum(line.startswith("push") for line in lines)

@@ -11,6 +11,7 @@
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/launch_math.h"
 #include "kernels/cuda/linear/quantized.h"
+#include "kernels/cuda/pinned_copies.h"
 #include "kernels/host_ops.h"
 
 namespace llmserve::cuda {
@@ -123,6 +124,10 @@ DeviceQueue CudaBackend::queue() {
           .copy_rows = copy_rows,
           .mark = mark,
           .progress = progress};
+}
+
+std::unique_ptr<DeviceCopies> CudaBackend::make_copies(int64_t max_bytes) const {
+  return std::make_unique<PinnedCopies>(memory_, max_bytes);
 }
 
 int64_t CudaBackend::op_scratch_bytes(const StepShape& shape) const {

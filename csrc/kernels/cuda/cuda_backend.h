@@ -21,6 +21,7 @@
 #include "kernels/cuda/queue_marks.h"
 #include "kernels/cuda/steps/cuda_steps.h"
 #include "kernels/cuda/transfers.h"
+#include "kernels/device_copies.h"
 
 namespace llmserve::cuda {
 
@@ -40,6 +41,8 @@ class CudaBackend final : public Backend {
   std::string description() const override;
   // The stream of the ops, for as long as this lives.
   DeviceQueue queue();
+  // Of its memory. It outlives them.
+  std::unique_ptr<DeviceCopies> make_copies(int64_t max_bytes) const;
   Memory& memory() override { return memory_; }
   void run_on_stream(uint64_t stream, const std::function<void()>& work) override {
     memory_.run_on(reinterpret_cast<cudaStream_t>(stream), work);

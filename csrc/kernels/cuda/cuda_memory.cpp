@@ -5,7 +5,7 @@
 #include "core/error.h"
 #include "core/human_bytes.h"
 #include "kernels/cuda/cuda_check.h"
-#include "kernels/cuda/nvtx.h"
+#include "kernels/cuda/named_stream.h"
 
 namespace llmserve::cuda {
 namespace {
@@ -22,10 +22,8 @@ void throw_device_error(const char* call, cudaError_t code) {
 
 DeviceMemory::DeviceMemory(int device) : device_(device) {
   make_current();
-  check("cudaStreamCreateWithFlags",
-        cudaStreamCreateWithFlags(&own_stream_, cudaStreamNonBlocking));
+  own_stream_ = make_stream("compute", StreamPriority::kFirst);
   check("cudaEventCreateWithFlags", cudaEventCreateWithFlags(&handover_, cudaEventDisableTiming));
-  name_stream(own_stream_, "llmserve ops");
   stream_ = own_stream_;
   int has_pools = 0;
   check("cudaDeviceGetAttribute",

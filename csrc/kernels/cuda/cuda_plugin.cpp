@@ -62,9 +62,13 @@ std::unique_ptr<Backend> make(const BackendOptions& options, int device) {
 
 DeviceQueue queue(Backend& backend) { return static_cast<cuda::CudaBackend&>(backend).queue(); }
 
+std::unique_ptr<DeviceCopies> make_copies(Backend& backend, int64_t max_bytes) {
+  return static_cast<cuda::CudaBackend&>(backend).make_copies(max_bytes);
+}
+
 constexpr CudaPlugin kPlugin{kCudaPluginAbi, LLMSERVE_BUILD_ID, &unavailable_reason,
                              &num_devices,   &free_bytes,       &make,
-                             &queue,         &cuda::nvtx_sink};
+                             &queue,         &make_copies,      &cuda::nvtx_sink};
 
 }  // namespace
 }  // namespace llmserve

@@ -16,11 +16,12 @@
 #include "core/device_queue.h"
 #include "core/trace_range.h"
 #include "kernels/backend.h"
+#include "kernels/device_copies.h"
 
 namespace llmserve {
 
 // The version of this struct, and only of it.
-inline constexpr uint32_t kCudaPluginAbi = 4;
+inline constexpr uint32_t kCudaPluginAbi = 5;
 
 struct CudaPlugin {
   // Plain C, first, at fixed places: read before all else is believed.
@@ -35,6 +36,8 @@ struct CudaPlugin {
   std::unique_ptr<Backend> (*make)(const BackendOptions& options, int device) = nullptr;
   // Where the ops of a backend that make() made go.
   DeviceQueue (*queue)(Backend& backend) = nullptr;
+  // Of memory of such a backend, which outlives them.
+  std::unique_ptr<DeviceCopies> (*make_copies)(Backend& backend, int64_t max_bytes) = nullptr;
   // Takes ranges to NVIDIA's profilers; lives as long as the process.
   const RangeSink& (*range_sink)() = nullptr;
 };

@@ -1,7 +1,6 @@
 #include "kernels/cuda/nvtx.h"
 
 #include <nvtx3/nvToolsExt.h>
-#include <nvtx3/nvToolsExtCudaRt.h>
 
 namespace llmserve::cuda {
 
@@ -12,7 +11,5 @@ const RangeSink& nvtx_sink() {
   };
   return kSink;
 }
-
-void name_stream(cudaStream_t stream, const char* name) { nvtxNameCudaStreamA(stream, name); }
 
 }  // namespace llmserve::cuda

@@ -5,15 +5,14 @@
 #include "core/error.h"
 #include "kernels/block_runs.h"
 #include "kernels/cuda/cuda_check.h"
-#include "kernels/cuda/nvtx.h"
+#include "kernels/cuda/named_stream.h"
 
 namespace llmserve::cuda {
 
 Transfers::Transfers(DeviceMemory& memory, HostCopy copy)
     : memory_(memory), copy_(std::move(copy)), pinned_(memory.device()) {
   memory_.make_current();
-  check("cudaStreamCreateWithFlags", cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-  name_stream(stream_, "llmserve transfers");
+  stream_ = make_stream("transfer", StreamPriority::kLast);
 }
 
 Transfers::~Transfers() {

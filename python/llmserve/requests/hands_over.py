@@ -41,7 +41,7 @@ class HandsOver(ABC):
         one, "tcp:127.0.0.1:0" or "shm:NAME"; engines of one process need none, nor does one that
         only fetches. lease: seconds that blocks are kept for who does not fetch them. timeout:
         seconds in which a peer has to move on, or the prompt is computed here. max_share: of the
-        KV cache that may be kept for others. Raises InvalidArgument, and NotSupported on CUDA."""
+        KV cache that may be kept for others. Raises InvalidArgument."""
         if self._hand_over is not None:
             raise InvalidArgument("hand-over is open already; make a new engine to change it")
         engine = self._open_engine()

@@ -30,6 +30,7 @@ namespace {
 struct Stream {
   int device = current_device();
   std::deque<Work> work;
+  int priority = 0;
   bool is_running = false;  // the piece before the first of `work`, by some thread
   uint64_t num_asked = 0;
   uint64_t num_done = 0;
@@ -65,6 +66,9 @@ void wait_for_change() {
 // By handle: those of other libraries come without having been made here.
 std::map<cudaStream_t, Stream> streams;
 uintptr_t next_handle = 1000;
+// As NVIDIA's devices have them: the smaller number goes first.
+constexpr int kLastPriority = 0;
+constexpr int kFirstPriority = -5;
 std::atomic<size_t> num_graphs = 0;
 
 bool can_run(const Stream& stream) {
@@ -139,10 +143,16 @@ struct CUevent_st {
 
 extern "C" {
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* handle, unsigned) {
+cudaError_t cudaDeviceGetStreamPriorityRange(int* last, int* first) {
+  *last = kLastPriority;
+  *first = kFirstPriority;
+  return cudaSuccess;
+}
+// What it is is kept for tests: one stream's work waits for no other's here.
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* handle, unsigned, int priority) {
   const Lock lock;
   *handle = reinterpret_cast<cudaStream_t>(next_handle++);
-  streams[*handle];
+  streams[*handle].priority = std::clamp(priority, kFirstPriority, kLastPriority);
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
@@ -266,6 +276,10 @@ LLMSERVE_EXPORT void llmserve_emulator_change(void (*act)(void*), void* context)
   const Lock lock;
   act(context);
   changed.notify_all();
+}
+LLMSERVE_EXPORT int llmserve_emulator_priority(cudaStream_t handle) {
+  const Lock lock;
+  return streams[handle].priority;
 }
 LLMSERVE_EXPORT int llmserve_emulator_device() { return current_device(); }
 

@@ -15,6 +15,7 @@ from hand_over import (
     ONE,
     PROMPT,
     SAMPLED,
+    Paced,
     check_idle,
     failures,
     make_llm,
@@ -23,46 +24,12 @@ from hand_over import (
     wait_until,
     words,
 )
-from llmserve import LLM, SamplingParams
 
 
 @pytest.fixture
 def made() -> Iterator[ExitStack]:
     with ExitStack() as stack:
         yield stack
-
-
-class Paced:
-    """A request beside others, whose sampling holds up each step of its engine until it is let."""
-
-    def __init__(self, llm: LLM) -> None:
-        self._llm = llm
-        self._steps = threading.Semaphore(0)
-        self.num_held = 0
-        params = SamplingParams(max_tokens=100, ignore_eos=True, logits_processors=[self._hold])
-        self._thread = threading.Thread(target=self._run, args=(params,), daemon=True)
-        self._thread.start()
-        self.wait(1)
-
-    def _hold(self, token_ids: Any, logits: Any) -> None:
-        self.num_held += 1
-        self._steps.acquire(timeout=DEADLINE_S)
-
-    def _run(self, params: SamplingParams) -> None:
-        with suppress(Exception):  # the engine is closed
-            run(self._llm, [3, 4], params)
-
-    def wait(self, num_held: int) -> None:
-        wait_until(lambda: self.num_held == num_held)
-
-    def step(self) -> None:
-        held = self.num_held
-        self._steps.release()
-        self.wait(held + 1)
-
-    def end(self) -> None:
-        self._steps.release(1000)
-        self._thread.join(DEADLINE_S)
 
 
 @pytest.mark.parametrize("ending", ["whole", "aborted", "closed"])
