@@ -1,5 +1,5 @@
-"""Times the CUDA backend's ops next to what the GPU was measured to do, and decode attention next
-to PyTorch's.
+"""Times the CUDA backend's ops next to what the GPU was measured to do, and attention next to
+PyTorch's and to its own other kernels.
 
 The limits come from the same run: the bandwidth of copies within the GPU's memory (bytes read and
 written) and the largest rate of a bf16 product. Ops work on arrays that stay on the GPU and are
@@ -76,7 +76,7 @@ SMALL = Sizes(
     mlp_rows=(1, 9),
     qkv_tokens=(1,),
     heads=((2, 1, 64),),
-    attention=((2, 1, 32), (1, 48, 48)),
+    attention=((2, 1, 32), (1, 80, 80)),  # rows enough for the kernel of prompts
     row_tokens=4,
     row_width=32,
     vocabulary=96,
@@ -174,11 +174,14 @@ def fused_rows(
 
 
 def attention_rows(
-    backend: Any, limits: Limits, rng: np.random.Generator, sizes: Sizes
+    backend: Any, limits: Limits, rng: np.random.Generator, sizes: Sizes, kind: str = ""
 ) -> Iterator[Row]:
+    """Of decoding and of prompts, or of the kind that is named."""
     block = 16
     for heads, kv_heads, dim in sizes.heads:
         for batch, queries, context in sizes.attention:
+            if kind not in ("", attention_kind(queries)):
+                continue
             blocks = context // block
             shape = (batch * blocks, kv_heads, block, dim)
             keys, values = (backend.to_device(bf16(rng, *shape)) for _ in range(2))
@@ -193,11 +196,27 @@ def attention_rows(
                     lens: Any = lens, tables: Any = tables, out: Any = out) -> None:  # fmt: skip
                 backend.paged_attention(q, keys, values, starts, lens, tables, 0.1, out=out)
 
-            pairs = batch * heads * (context if queries == 1 else queries * (queries + 1) // 2)
             num_bytes = 4 * batch * context * kv_heads * dim + 8 * tokens * heads * dim
-            kind = "decode" if queries == 1 else "prefill"
-            name = f"attention {kind} {heads}/{kv_heads}x{dim} B={batch} context={context}"
-            yield limits.row(name, seconds_of(backend, run, 0.05), num_bytes, 4 * dim * pairs)
+            name = attention_name(heads, kv_heads, dim, batch, queries, context)
+            flops = attention_flops(heads, dim, batch, queries, context)
+            yield limits.row(name, seconds_of(backend, run, 0.05), num_bytes, flops)
+
+
+def attention_kind(queries: int) -> str:
+    return "decode" if queries == 1 else "prefill"
+
+
+def attention_name(
+    heads: int, kv_heads: int, dim: int, batch: int, queries: int, context: int
+) -> str:
+    kind = attention_kind(queries)
+    return f"attention {kind} {heads}/{kv_heads}x{dim} B={batch} context={context}"
+
+
+def attention_flops(heads: int, dim: int, batch: int, queries: int, context: int) -> int:
+    """Of a token a sequence, or of a causal prompt."""
+    pairs = context if queries == 1 else queries * (queries + 1) // 2
+    return 4 * dim * batch * heads * pairs
 
 
 def backend_with(choices: dict[str, str]) -> Any:
@@ -212,6 +231,26 @@ def backend_with(choices: dict[str, str]) -> Any:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+# Kernels that the default's are to be compared with, by the kind of attention.
+ATTENTION_CHOICES = {
+    "decode": [
+        (f"{n} spans a warp", {"LLMSERVE_CUDA_DECODE_SPANS": n}) for n in ("two", "enough", "all")
+    ],
+    "prefill": [("mma", {"LLMSERVE_CUDA_ATTENTION": "mma"})],
+}
+
+
+def other_attention_rows(
+    _: Any, limits: Limits, rng: np.random.Generator, sizes: Sizes
+) -> Iterator[Row]:
+    for kind, choices in ATTENTION_CHOICES.items():
+        for name, environment in choices:
+            backend = backend_with(environment)
+            for row in attention_rows(backend, limits, rng, sizes, kind):
+                row.name = f"{name}: {row.name}"
+                yield row
 
 
 def plain_rows(_: Any, limits: Limits, rng: np.random.Generator, sizes: Sizes) -> Iterator[Row]:
@@ -288,23 +327,25 @@ def transfer_rows(backend: Any, _: Limits, rng: np.random.Generator, sizes: Size
 
 
 def torch_rows(limits: Limits, sizes: Sizes, device: str) -> Iterator[Row]:
-    """PyTorch's decode attention over contiguous keys and values."""
+    """PyTorch's attention over contiguous keys and values."""
     import torch_model
 
     for heads, kv_heads, dim in sizes.heads:
         for batch, queries, context in sizes.attention:
-            if queries > 1:
-                continue
-            seconds = torch_model.attention_seconds(device, batch, heads, kv_heads, dim, context)
+            seconds = torch_model.attention_seconds(
+                device, batch, heads, kv_heads, dim, context, queries
+            )
             num_bytes = 4 * batch * context * kv_heads * dim
-            name = f"torch: attention decode {heads}/{kv_heads}x{dim} B={batch} context={context}"
-            yield limits.row(name, seconds, num_bytes, 4 * dim * batch * heads * context)
+            name = f"torch: {attention_name(heads, kv_heads, dim, batch, queries, context)}"
+            flops = attention_flops(heads, dim, batch, queries, context)
+            yield limits.row(name, seconds, num_bytes, flops)
 
 
 def all_rows(backend: Any, limits: Limits, sizes: Sizes, is_small: bool) -> Iterator[Row]:
     rng = np.random.default_rng(0)
     for make in (
         attention_rows,
+        other_attention_rows,
         transfer_rows,
         row_op_rows,
         fused_rows,

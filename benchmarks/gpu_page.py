@@ -103,7 +103,8 @@ def tables(stages: Stages, first: Stages) -> list[str]:
     ops = Bench.of(stages, "ops")
     parts = [heading(stages, [*([ops] if ops else []), *models.values()])]
     if ops:
-        parts += [decode_attention(ops), prompt_attention(ops), products(ops), other_ops(ops)]
+        parts += [decode_attention(ops), other_spans(ops), prompt_attention(ops)]
+        parts += [products(ops), other_ops(ops)]
         before = Bench.of(first, "ops")
         parts += [changes(before, ops)] if before else []
     parts += [model_table(models)] if models else []
@@ -155,14 +156,29 @@ def decode_attention(ops: Bench) -> str:
     return table(head, rows)
 
 
-def prompt_attention(ops: Bench) -> str:
-    """One line a kind of heads, one column a length."""
+def other_spans(ops: Bench) -> str:
+    """Decode attention by warps that take more spans than one, in microseconds."""
     cells: dict[str, dict[str, str]] = {}
-    for match in ops.matches(r"attention prefill (\S+) B=1 context=(\d+)"):
-        row = ops.rows[match[0]]
-        rate = number(row["gflop_per_s"] / 1000)
-        share = row["gflop_per_s"] / ops.gflop_per_s
-        cells.setdefault(match[1], {})[f"{int(match[2]):,}"] = f"{rate} ({share:.0%})"
+    for match in ops.matches(r"(\w+) spans a warp: (attention decode (\S+) B=(\d+) context=(\d+))"):
+        line = f"{match[3]}, {match[4]} of {int(match[5]):,}"
+        cells.setdefault(line, {"one": ops.us(match[2])})[match[1]] = ops.us(match[0])
+    columns = ("one", "two", "enough", "all")
+    rows = [(line, *(of.get(column, "-") for column in columns)) for line, of in cells.items()]
+    return table(("attention, decode, by spans a warp, µs", *columns), rows)
+
+
+def prompt_attention(ops: Bench) -> str:
+    """One line a kind of heads and kernel, one column a length."""
+    cells: dict[str, dict[str, str]] = {}
+    kinds = {match[1]: None for match in ops.matches(r"attention prefill (\S+) B=1 context=\d+")}
+    for heads in kinds:
+        for label, prefix in (("", ""), (", by mma.sync", "mma: "), (", PyTorch", "torch: ")):
+            for match in ops.matches(rf"{prefix}attention prefill {heads} B=1 context=(\d+)"):
+                row = ops.rows[match[0]]
+                rate = number(row["gflop_per_s"] / 1000)
+                share = row["gflop_per_s"] / ops.gflop_per_s
+                line = cells.setdefault(f"{heads}{label}", {})
+                line[f"{int(match[1]):,}"] = f"{rate} ({share:.0%})"
     return pivot("attention, a prompt of, TFLOP/s", cells)
 
 

@@ -196,12 +196,14 @@ def generate_seconds(
 
 
 def attention_seconds(
-    device: str, batch: int, heads: int, kv_heads: int, dim: int, context: int
+    device: str, batch: int, heads: int, kv_heads: int, dim: int, context: int, queries: int = 1
 ) -> float:
-    """Decode attention over contiguous keys and values, the best of a few rounds of calls."""
+    """Attention over contiguous keys and values, of a token a sequence or, causal, of all of them;
+    the best of a few rounds of calls."""
     shape = (batch, kv_heads, context, dim)
     keys, values = (torch.randn(shape, device=device, dtype=torch.bfloat16) for _ in range(2))
-    q = torch.randn(batch, heads, 1, dim, device=device, dtype=torch.bfloat16)
+    q = torch.randn(batch, heads, queries, dim, device=device, dtype=torch.bfloat16)
+    is_prompt = queries > 1
     count = 20 if device == "cuda" else 1
     best = float("inf")
     with torch.inference_mode():
@@ -210,7 +212,9 @@ def attention_seconds(
                 torch.cuda.synchronize()
             start = time.perf_counter()
             for _ in range(count):
-                F.scaled_dot_product_attention(q, keys, values, enable_gqa=True)
+                F.scaled_dot_product_attention(
+                    q, keys, values, is_causal=is_prompt, enable_gqa=True
+                )
             if device == "cuda":
                 torch.cuda.synchronize()
             best = min(best, (time.perf_counter() - start) / count)

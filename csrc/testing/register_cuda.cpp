@@ -98,6 +98,22 @@ void register_testing_cuda(py::module_& testing) {
       },
       "sequences"_a, "width"_a,
       "(rows, KV length) -> (row tiles, spans, split rows, partials a sequence)");
+  math.def("wgmma_bytes", &cuda::wgmma_bytes, "width"_a);
+  math.def(
+      "wgmma_plan",
+      [](const std::vector<int64_t>& rows, int64_t group, int width) {
+        cuda::TiledPlan plan{.wgmma_rows = cuda::wgmma_from_rows(group)};
+        for (const int64_t n : rows) plan.add(n, n, width);
+        return py::make_tuple(plan.row_tiles, plan.split_rows, plan.wgmma_tiles);
+      },
+      "rows"_a, "group"_a, "width"_a, "(row tiles, split rows, wgmma's row tiles)");
+  math.attr("WGMMA_ROWS") = cuda::kWgmmaRows;
+  math.def(
+      "tiled_walk",
+      [](int choice, int64_t spans, int64_t rows) {
+        return cuda::tiled_walk(static_cast<cuda::DecodeSpans>(choice), spans, rows);
+      },
+      "choice"_a, "spans"_a, "rows"_a, "one, two, enough, all -> spans a warp takes");
   math.attr("MAX_PARTIAL_BYTES") = cuda::kMaxPartialBytes;
   math.def(
       "partial_parts",

@@ -102,6 +102,8 @@ def package(tmp_path_factory):
             "cuda and (test_logprobs_agree or bf16_logprobs) "
             "and (qwen3 or mistral-window or gpt_oss or deepseek_v3)",
         ),
+        ("test_wgmma_attention.py", ""),
+        ("../cuda/test_decode_spans.py", ""),
         ("../cuda/test_ops_on_device.py", ""),
         ("../cuda/test_transfers.py", ""),
         ("../cuda/test_device_copies.py", ""),
@@ -162,6 +164,11 @@ def test_the_benchmarks_run_on_small_shapes_and_leave_their_rows(package, tmp_pa
     }
     rows = [row["name"] for stage in stages.values() for row in stage["bench"]["rows"]]
     first = ("attention decode", "torch: attention decode", "invariant linear", "link to")
+    first += (
+        "all spans a warp: attention decode",
+        "mma: attention prefill",
+        "torch: attention pre",
+    )
     for part in (*first, "quantized int8"):
         assert any(name.startswith(part) for name in rows), part
     for kind in ("", "invariant: "):

@@ -134,6 +134,32 @@ def test_rows_of_every_sequence_are_covered_and_few_of_them_split_over_the_conte
     assert launch.tiled_plan([], 64) == (0, 0, 0, 0)
 
 
+@pytest.mark.parametrize("width", [64, 128])
+def test_wgmma_has_a_block_an_sm_and_takes_all_rows_of_long_sequences_alone(width):
+    assert launch.wgmma_bytes(width) <= 227 * 1024
+    row_tiles, split_rows, tiles = launch.wgmma_plan([8, 127, 16, 4096, 128], 4, width)
+    assert (row_tiles - 1) * 64 < 127 <= row_tiles * 64
+    assert split_rows == 16
+    assert (tiles - 1) * launch.WGMMA_ROWS < 4096 <= tiles * launch.WGMMA_ROWS
+    # Eight tokens, as a step with guesses has them, are never wgmma's.
+    assert launch.wgmma_plan([8 * 16], 16, width)[2] == 0
+    assert launch.wgmma_plan([9 * 16], 16, width)[2] == 2
+
+
+def test_a_warp_takes_as_many_spans_as_leave_a_gpu_enough_of_them():
+    one, two, enough, every = range(4)
+    assert [launch.tiled_walk(choice, 8, 2048) for choice in (one, two, enough, every)] == [
+        1,
+        2,
+        8,
+        8,
+    ]
+    assert launch.tiled_walk(enough, 4, 512) == 3  # 1,024 warps
+    assert launch.tiled_walk(enough, 16, 8) == 1
+    assert [launch.tiled_walk(choice, 1, 9) for choice in (two, enough, every)] == [1, 1, 1]
+    assert [launch.tiled_walk(choice, 0, 9) for choice in (two, enough, every)] == [1, 1, 1]
+
+
 def test_what_split_rows_pass_on_is_bounded_by_the_largest_step():
     rng = np.random.default_rng(0)
     for _ in range(300):

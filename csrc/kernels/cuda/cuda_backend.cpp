@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cuda/argument_views.h"
+#include "kernels/cuda/attention/wgmma_kernels.h"
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/launch_math.h"
 #include "kernels/cuda/linear/quantized.h"
@@ -81,8 +82,8 @@ CudaBackend::CudaBackend(const BackendOptions& options, int device)
   can_run_integers_ = properties.major >= 8;
   has_mma_ = choice != "plain" && properties.major >= 8;
   if (has_mma_) prepare_mma_linear();
-  if (chosen("LLMSERVE_CUDA_ATTENTION", {"auto", "plain"}) == "auto" && properties.major >= 8)
-    tiled_shared_bytes_ = static_cast<int64_t>(properties.sharedMemPerBlockOptin);
+  choose_attention(choice, properties.major, properties.minor,
+                   static_cast<int64_t>(properties.sharedMemPerBlockOptin));
   steps_.allow_early_starts(chosen("LLMSERVE_CUDA_LAUNCH", {"early", "plain"}) == "early" &&
                             properties.major >= 9 && kernels_wait());
   gemm_description_ =
@@ -90,9 +91,35 @@ CudaBackend::CudaBackend(const BackendOptions& options, int device)
              cublaslt_ ? cublaslt_->description() : concat("plain matrix products, ", problem));
 }
 
+void CudaBackend::choose_attention(std::string_view gemm, int major, int minor,
+                                   int64_t shared_bytes) {
+  const std::string choice = chosen("LLMSERVE_CUDA_ATTENTION", {"auto", "wgmma", "mma", "plain"});
+  if (choice != "plain" && major >= 8) tiled_shared_bytes_ = shared_bytes;
+  const std::string spans = chosen("LLMSERVE_CUDA_DECODE_SPANS", {"one", "two", "enough", "all"});
+  decode_spans_ = spans == "two"      ? DecodeSpans::kTwo
+                  : spans == "enough" ? DecodeSpans::kEnough
+                  : spans == "all"    ? DecodeSpans::kAll
+                                      : DecodeSpans::kOne;
+  const bool promises_bits = gemm == "invariant" || gemm == "plain";
+  const bool has_wgmma = major == 9 && minor == 0 && wgmma_kernels(128).run != nullptr;
+  insists_on_wgmma_ = choice == "wgmma";
+  if (insists_on_wgmma_ && promises_bits) {
+    throw InvalidArgument(
+        concat("LLMSERVE_CUDA_ATTENTION=wgmma: the bits of a prompt's tokens are ",
+               "not those of decoding, as LLMSERVE_CUDA_GEMM=", gemm, " promises; use mma"));
+  }
+  if (insists_on_wgmma_ && !has_wgmma) {
+    throw NotSupported(concat("LLMSERVE_CUDA_ATTENTION=wgmma: expected compute capability 9.0 and ",
+                              "a build for it, got ", device_name_, "; use mma"));
+  }
+  may_wgmma_ = has_wgmma && (insists_on_wgmma_ || (choice == "auto" && !promises_bits));
+}
+
 std::string CudaBackend::description() const {
-  return concat("cuda (", device_name_, "), ", gemm_description_,
-                tiled_shared_bytes_ > 0 ? "; tiled attention" : "; plain attention");
+  const std::string_view attention = tiled_shared_bytes_ == 0 ? "; plain attention"
+                                     : may_wgmma_ ? "; tiled attention, wgmma for prompts"
+                                                  : "; tiled attention";
+  return concat("cuda (", device_name_, "), ", gemm_description_, attention, wgmma_problem_);
 }
 
 DeviceQueue CudaBackend::queue() {
@@ -152,6 +179,10 @@ int64_t CudaBackend::scratch_bytes(const StepShape& shape, int) const {
 void CudaBackend::reserve_scratch(const StepShape& shape) {
   piece_ = Buffer();  // all weights are there
   scratch(op_scratch_bytes(shape));
+  if (may_wgmma_ && shape.cache_dtype == DType::kBF16 && shape.key_dim == shape.value_dim) {
+    memory_.make_current();
+    passes_wgmma(shape.key_dim);
+  }
   steps_.reserve(shape);
 }
 

@@ -32,8 +32,10 @@ class CudaBackend final : public Backend {
   // weights and plain_linear for others, with the same bits whatever M is; plain is plain_linear
   // for all, with that promise, too; cublaslt is cuBLASLt for all, and insists on it. Throws
   // InvalidArgument, NotSupported, DeviceError. Attention over caches in bf16 and f8 is
-  // tiled_attention where that can run, and paged_attention otherwise or with
-  // LLMSERVE_CUDA_ATTENTION=plain. Kernels of recorded steps of few rows start early where the
+  // tiled_attention where that can run, and paged_attention otherwise. Of those the plain is for
+  // all with LLMSERVE_CUDA_ATTENTION=plain. Prompts are wgmma_attention on sm_90 unless products
+  // promise bits, once it was found to give what tiled_attention does: never with mma, or else an
+  // error with wgmma. Kernels of recorded steps of few rows start early where the
   // device can do that, but with LLMSERVE_CUDA_LAUNCH=plain.
   explicit CudaBackend(const BackendOptions& options, int device = 0);
 
@@ -118,8 +120,12 @@ class CudaBackend final : public Backend {
   int64_t op_scratch_bytes(const StepShape& shape) const;
   const float* frequencies(std::span<const float> inv_freq);
   cudaStream_t stream() const { return memory_.stream(); }
+  void choose_attention(std::string_view gemm, int major, int minor, int64_t shared_bytes);
   bool can_tile(const AttentionParams& params) const;
-  void attend_in_tiles(const PagedAttentionArgs& args, const AttentionParams& params);
+  void attend_in_tiles(const PagedAttentionArgs& args, AttentionParams params);
+  // Whether sequences of many rows may be wgmma's; tries it at the first call of a width.
+  bool can_wgmma(const AttentionParams& params);
+  bool passes_wgmma(int64_t width);
 
   // To the device, converted to another storage on the way.
   void upload(std::byte* to, DType dtype, const ConstTensor& from);
@@ -140,7 +146,12 @@ class CudaBackend final : public Backend {
   bool can_run_integers_ = false;   // products of bytes by tensor cores
   int64_t tiled_shared_bytes_ = 0;  // that a block may ask for; 0: no attention by tensor cores
   std::vector<std::pair<int64_t, Storage>> tiled_kernels_;  // widths and caches that are prepared
-  std::unique_ptr<CublasLt> cublaslt_;                      // null: plain products
+  DecodeSpans decode_spans_ = DecodeSpans::kOne;
+  bool may_wgmma_ = false;
+  bool insists_on_wgmma_ = false;
+  std::map<int64_t, bool> wgmma_widths_;  // that were tried, and whether they are to be believed
+  std::string wgmma_problem_;
+  std::unique_ptr<CublasLt> cublaslt_;  // null: plain products
   Buffer scratch_;
   IndexUpload token_ids_;
   IndexUpload positions_;

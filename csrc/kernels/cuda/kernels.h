@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "kernels/cuda/launch_math.h"
 #include "kernels/draw_records.h"
@@ -200,6 +201,9 @@ struct AttentionParams {
   float* out;          // [T, H, Dv]
   int64_t out_token_stride;
   int64_t out_head_stride;
+  // Sequences of so many query heads of tokens that read one KV head, and more, are wgmma_kernels';
+  // others are tiled_kernels'.
+  int64_t wgmma_rows = std::numeric_limits<int64_t>::max();
 };
 void paged_attention(const AttentionParams& params, cudaStream_t stream);
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 
 namespace llmserve::cuda {
 
@@ -241,6 +242,43 @@ constexpr bool tiled_fits(int64_t width, int64_t shared_bytes) {
 constexpr bool tiled_is_wide(int64_t blocks) { return blocks <= 2 * 132; }
 constexpr bool has_wide_kernel(int width) { return width <= 128; }
 
+// Attention of prompts by wgmma (wgmma_attention.cu): blocks of 128 rows, 64 to a warpgroup that
+// computes, and tiles of 128 positions, two of keys and two of values: 161 KB at D = 128.
+inline constexpr int kWgmmaRows = 128;
+inline constexpr int kWgmmaTile = 128;
+inline constexpr int kWgmmaStages = 2;
+inline constexpr int kWgmmaThreads = 384;  // with the warpgroup that copies
+constexpr bool has_wgmma_kernel(int64_t width) { return width == 64 || width == 128; }
+constexpr int64_t wgmma_bytes(int width) {
+  return 1024 + int64_t{kWgmmaRows + 2 * kWgmmaStages * kWgmmaTile} * width * 2;
+}
+// Shorter sequences would leave most of a block's rows empty; and those of up to eight tokens,
+// which a step that guesses runs, must have the bits of decoding.
+constexpr int64_t wgmma_from_rows(int64_t group) {
+  return std::max<int64_t>(kWgmmaRows, (8 + 1) * group);
+}
+
+// Spans that a warp takes one after another where decoding has a warp for a span: fewer begin and
+// end, and those that take all of a sequence pass nothing on. kEnough leaves a large GPU (132 SMs)
+// four warps an SM, whose copies on their way are more than what the memory's rate takes. It
+// changes no bit.
+enum class DecodeSpans { kOne, kTwo, kEnough, kAll };
+constexpr int64_t tiled_walk(DecodeSpans choice, int64_t spans, int64_t rows) {
+  constexpr int64_t kEnoughBlocks = int64_t{4} * 132;
+  const int64_t all = std::max<int64_t>(spans, 1);
+  switch (choice) {
+    case DecodeSpans::kOne:
+      return 1;
+    case DecodeSpans::kTwo:
+      return std::min<int64_t>(all, 2);
+    case DecodeSpans::kEnough:
+      return std::clamp<int64_t>(spans * rows / kEnoughBlocks, 1, all);
+    case DecodeSpans::kAll:
+      return all;
+  }
+  return 1;
+}
+
 // What split rows pass on at a time, at most, but for one sequence whose context alone takes more:
 // 250 sequences of 8,192 tokens with 8 KV heads of 128 and 4 query heads each pass on as much. More
 // sequences than fit are split one part of them after another, which changes no bit.
@@ -252,6 +290,8 @@ struct TiledPlan {
   int64_t row_tiles = 0;
   int64_t spans = 0;
   int64_t split_rows = 0;
+  int64_t wgmma_tiles = 0;  // of the kernel that takes sequences of wgmma_rows and more
+  int64_t wgmma_rows = std::numeric_limits<int64_t>::max();
 
   // A sequence of the step: `rows` query heads of tokens that read one KV head.
   constexpr void add(int64_t rows, int64_t kv_len, int width) {
@@ -259,6 +299,8 @@ struct TiledPlan {
     if (rows <= kTiledRows) {
       spans = std::max(spans, ceil_div(kv_len, kTiledSpan));
       split_rows = std::max(split_rows, rows);
+    } else if (rows >= wgmma_rows) {
+      wgmma_tiles = std::max(wgmma_tiles, ceil_div(rows, kWgmmaRows));
     } else {
       row_tiles = std::max(row_tiles, ceil_div(rows, int64_t{kTiledRows} * tiled_warps(width)));
     }

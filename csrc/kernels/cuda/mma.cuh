@@ -107,15 +107,17 @@ __device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b) {
   return product;
 }
 #else
+using emulator::commit_copies;
 using emulator::copy_async;
 using emulator::load_matrices;
 using emulator::load_transposed;
 using emulator::multiply_add;
 using emulator::multiply_integers;
-inline void wait_for_copies() {}
-inline void commit_copies() {}
+inline void wait_for_copies() { emulator::wait_for_copies(); }
 template <int kGroups>
-void wait_for_all_but() {}
+void wait_for_all_but() {
+  emulator::wait_for_copies(kGroups);
+}
 inline float fast_exp2(float x) { return std::exp2(x); }
 inline uint32_t pack_bf16(float low, float high) {
   return static_cast<uint32_t>(float_to_bf16(high)) << 16 | float_to_bf16(low);

@@ -1,5 +1,6 @@
 #include "device.h"
 #include "act_together.h"
+#include "async_copies.h"
 
 #ifndef __x86_64__
 #include <ucontext.h>
@@ -88,14 +89,20 @@ struct Fiber {
   bool is_done = false;
   const Barrier* waits_at = nullptr;  // until it has another generation than this one
   int generation = 0;
+  const std::function<bool()>* waits_for = nullptr;
 
-  bool is_blocked() const { return waits_at != nullptr && waits_at->generation == generation; }
+  bool is_blocked() const {
+    if (waits_for != nullptr) return !(*waits_for)();
+    return waits_at != nullptr && waits_at->generation == generation;
+  }
 };
 
 struct Block {
   std::vector<std::unique_ptr<Fiber>> fibers;
   Barrier all;
   std::vector<Barrier> warps;
+  Barrier
+      some[16];  // of parts of the block, by their numbers; each arrival says of how many threads
   std::vector<uint64_t> lanes;  // what each thread shows to its warp
   std::vector<void*> operands;  // likewise
   int any = 0;
@@ -109,13 +116,17 @@ std::mutex mutex;  // one kernel at a time: a kernel's shared memory is static
 
 Fiber& current() { return *block.fibers[static_cast<size_t>(block.current)]; }
 
+// Whether this arrival is the last one.
+bool arrive_at(Barrier& barrier) {
+  if (++barrier.arrived < barrier.size) return false;
+  barrier.arrived = 0;
+  ++barrier.generation;
+  return true;
+}
+
 void wait(Barrier& barrier) {
   const int generation = barrier.generation;
-  if (++barrier.arrived == barrier.size) {
-    barrier.arrived = 0;
-    ++barrier.generation;
-    return;
-  }
+  if (arrive_at(barrier)) return;
   Fiber& fiber = current();
   fiber.waits_at = &barrier;
   fiber.generation = generation;
@@ -134,11 +145,14 @@ void start(int threads) {
   block.warps.assign(static_cast<size_t>((threads + kWarp - 1) / kWarp), {kWarp, 0, 0});
   block.lanes.assign(static_cast<size_t>(threads), 0);
   block.operands.assign(static_cast<size_t>(threads), nullptr);
+  for (Barrier& barrier : block.some) barrier = {};
+  clear_products(threads);
   while (std::ssize(block.fibers) < threads) block.fibers.push_back(std::make_unique<Fiber>());
   for (int t = 0; t < threads; ++t) {
     Fiber& fiber = *block.fibers[static_cast<size_t>(t)];
     fiber.is_done = false;
     fiber.waits_at = nullptr;
+    fiber.waits_for = nullptr;
     make_context(fiber.context, fiber.stack.get(), &enter);
   }
 }
@@ -173,6 +187,30 @@ int sync_threads_or(int value) {
   block.any |= value;
   wait(block.all);
   return block.any;
+}
+
+namespace {
+
+Barrier& some_barrier(int number, int threads) {
+  Barrier& barrier = block.some[number];
+  if (number < 1 || number > 15 || threads % kWarp != 0 ||
+      (barrier.arrived != 0 && barrier.size != threads))
+    std::abort();  // as a GPU would
+  barrier.size = threads;
+  return barrier;
+}
+
+}  // namespace
+
+void meet_some(int number, int threads) { wait(some_barrier(number, threads)); }
+void arrive_some(int number, int threads) { arrive_at(some_barrier(number, threads)); }
+
+void wait_until(const std::function<bool()>& condition) {
+  if (condition()) return;
+  Fiber& fiber = current();
+  fiber.waits_for = &condition;
+  switch_context(fiber.context, block.scheduler);
+  fiber.waits_for = nullptr;
 }
 
 uint64_t shuffle(uint64_t value, int from) {
@@ -210,6 +248,7 @@ void run_grid(dim3 grid, int threads, size_t shared_bytes, const std::function<v
     for (unsigned y = 0; y < grid.y; ++y)
       for (unsigned x = 0; x < grid.x; ++x) {
         block_idx = {x, y, z};
+        clear_copies(threads, shared_bytes);
         run_block(threads);
       }
 }

@@ -43,8 +43,29 @@ void load_transposed(uint32_t (&to)[4], const uint16_t* row);
 void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 void multiply_integers(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 void multiply_integers(int32_t (&c)[4], uint32_t a0, uint32_t a1, uint32_t b);
-// Done at once.
+// Done when the thread waits for it: for all, or for all but its last so many groups.
 void copy_async(void* to, const void* from, bool is_there);
+void commit_copies();
+void wait_for_copies();
+void wait_for_copies(int num_groups);
+
+// What a warpgroup does as one and barriers of parts of a block; csrc/kernels/cuda/wgmma.cuh says
+// what.
+void settle_registers();
+void commit_products();
+void wait_for_products(int num_groups);
+void multiply_rows(float (&c)[64], uint64_t a, uint64_t b, bool accumulates);
+void multiply_columns(float (&c)[64], const uint32_t (&a)[4], uint64_t b, bool accumulates);
+void multiply_columns(float (&c)[32], const uint32_t (&a)[4], uint64_t b, bool accumulates);
+void show_to_products();
+uint32_t shared_address(const void* data);
+void init_phases(uint64_t* barrier, int count);
+void arrive(uint64_t* barrier);
+void await_phase(uint64_t* barrier, int parity);
+void meet_some(int barrier, int threads);
+void arrive_some(int barrier, int threads);
+// The thread's turn comes again once the condition holds.
+void wait_until(const std::function<bool()>& condition);
 
 }  // namespace llmserve::cuda::emulator
 

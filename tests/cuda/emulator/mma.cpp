@@ -1,5 +1,4 @@
-// mma.sync, ldmatrix and cp.async by the tables of the PTX ISA.
-// fragments.h has those of the product.
+// mma.sync and ldmatrix by the tables of the PTX ISA. fragments.h has those of the product.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -122,14 +121,6 @@ void load_matrices(uint32_t (&to)[4], const uint16_t* row) {
 void load_transposed(uint32_t (&to)[4], const uint16_t* row) {
   Load mine{to, row};
   act_together(&mine, &load<true>);
-}
-
-void copy_async(void* to, const void* from, bool is_there) {
-  if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % 16 != 0) std::abort();
-  if (is_there)
-    std::memcpy(to, from, 16);
-  else
-    std::memset(to, 0, 16);
 }
 
 }  // namespace llmserve::cuda::emulator

@@ -4,6 +4,8 @@
 
 #include "kernels/cuda/argument_views.h"
 #include "kernels/cuda/attention/tiled_kernels.h"
+#include "kernels/cuda/attention/wgmma_check.h"
+#include "kernels/cuda/attention/wgmma_kernels.h"
 #include "kernels/cuda/cuda_backend.h"
 
 namespace llmserve::cuda {
@@ -53,7 +55,29 @@ bool CudaBackend::can_tile(const AttentionParams& p) const {
          p.num_tokens * (p.num_heads / p.keys.num_heads) <= kMaxGridYZ * kTiledRows;
 }
 
-void CudaBackend::attend_in_tiles(const PagedAttentionArgs& args, const AttentionParams& params) {
+bool CudaBackend::can_wgmma(const AttentionParams& p) {
+  // Rows of the pool are counted in 32 bits: they are 128 bytes and more of one GPU's memory.
+  return may_wgmma_ && !block_.is_recorded && p.storage == Storage::kBF16 && p.scale > 0 &&
+         p.keys.head_stride % p.keys.width == 0 && passes_wgmma(p.keys.width);
+}
+
+bool CudaBackend::passes_wgmma(int64_t width) {
+  if (!has_wgmma_kernel(width) || wgmma_bytes(static_cast<int>(width)) > tiled_shared_bytes_)
+    return false;
+  if (const auto known = wgmma_widths_.find(width); known != wgmma_widths_.end())
+    return known->second;
+  const float difference = wgmma_difference(width, tiled_shared_bytes_, memory_);
+  const bool passes = difference <= kWgmmaTolerance;
+  if (!passes) {
+    const std::string what = concat("wgmma differs from mma by ", difference, " at D=", width);
+    if (insists_on_wgmma_) throw NotSupported(concat("LLMSERVE_CUDA_ATTENTION=wgmma: ", what));
+    wgmma_problem_ += concat(", ", what);
+  }
+  wgmma_widths_[width] = passes;
+  return passes;
+}
+
+void CudaBackend::attend_in_tiles(const PagedAttentionArgs& args, AttentionParams params) {
   const int64_t width = params.keys.width;
   const int64_t kv_heads = params.keys.num_heads;
   const TiledKernels kernels =
@@ -63,7 +87,8 @@ void CudaBackend::attend_in_tiles(const PagedAttentionArgs& args, const Attentio
     kernels.prepare(tiled_shared_bytes_);
     tiled_kernels_.push_back(prepared);
   }
-  TiledPlan plan;
+  if (can_wgmma(params)) params.wgmma_rows = wgmma_from_rows(params.num_heads / kv_heads);
+  TiledPlan plan{.wgmma_rows = params.wgmma_rows};
   for (size_t b = 0; b < args.kv_lens.size(); ++b) {
     const int64_t num_tokens = args.query_starts[b + 1] - args.query_starts[b];
     // What is recorded runs for longer contexts, too: all that the tables have room for.
@@ -74,15 +99,18 @@ void CudaBackend::attend_in_tiles(const PagedAttentionArgs& args, const Attentio
   const int64_t at_once = plan.sequences_at_once(params.num_sequences, kv_heads, width);
   const int64_t n = at_once * plan.num_partials(kv_heads);
   float* memory = n > 0 ? reinterpret_cast<float*>(scratch(n * (width + 2) * 4)) : nullptr;
-  const TiledPartials partials{.outputs = memory,
-                               .maxima = memory + n * width,
-                               .sums = memory + n * (width + 1),
-                               .sequences = at_once,
-                               .kv_heads = kv_heads,
-                               .spans = plan.spans,
-                               .rows = plan.split_rows,
-                               .shared_bytes = tiled_shared_bytes_};
+  const TiledPartials partials{
+      .outputs = memory,
+      .maxima = memory + n * width,
+      .sums = memory + n * (width + 1),
+      .sequences = at_once,
+      .kv_heads = kv_heads,
+      .spans = plan.spans,
+      .rows = plan.split_rows,
+      .shared_bytes = tiled_shared_bytes_,
+      .walk = tiled_walk(decode_spans_, plan.spans, params.num_sequences * kv_heads)};
   kernels.run(params, plan, partials, stream());
+  if (plan.wgmma_tiles > 0) wgmma_kernels(width).run(params, plan.wgmma_tiles, stream());
 }
 
 }  // namespace llmserve::cuda

@@ -20,14 +20,15 @@ namespace {
 // A span of a sequence whose rows fit 16: blockIdx (span, KV head, sequence). One warp takes the
 // span's units one after another, half a unit's keys ahead; or there is a warp for each unit, which
 // learns from the others the maximum of the units before its own, and the units' sums are put
-// together in shared memory. Shared memory of a warp: a unit's keys and values in bf16; or one
-// unit, in bf16, of what was widened last, and the codes of keys and values. Then the queries,
-// unless registers hold them.
-template <int kDim, int kWarps, Storage kStorage>
+// together in shared memory. Where a warp walks, it takes partials.walk spans one after another,
+// and merges them where they are all of the sequence. Shared memory of a warp: a unit's keys and
+// values in bf16; or one unit, in bf16, of what was widened last, and the codes of keys and values.
+// Then the queries, unless registers hold them.
+template <int kDim, int kWarps, Storage kStorage, bool kWalks = false>
 __global__ void __launch_bounds__(32 * kWarps)
     split_kernel(AttentionParams p, TiledPartials partials) {
   constexpr bool kIsWide = kWarps > 1;
-  static_assert(!kIsWide || kWarps * kUnit == kTiledSpan);
+  static_assert(!kIsWide || (kWarps * kUnit == kTiledSpan && !kWalks));
   constexpr bool kIsF8 = kStorage == Storage::kF8;
   constexpr int kStride = kStrideOf<kDim>;
   constexpr bool kHoldsQuery = kHoldsQueryOf<kDim>;
@@ -47,15 +48,15 @@ __global__ void __launch_bounds__(32 * kWarps)
                                  : shared + kUnit * kStride;
 
   const RowTile rows = find_rows(p, blockIdx.z, blockIdx.y, 0, kTiledRows);
-  const int span_begin = static_cast<int>(blockIdx.x) * kTiledSpan;
-  if (rows.num_rows <= 0 || rows.num_rows > kTiledRows ||
-      span_begin + kTiledSpan <= rows.first_seen || span_begin > rows.last_seen) {
+  const int walk = kWalks ? static_cast<int>(partials.walk) * kTiledSpan : kTiledSpan;
+  const int span_begin = static_cast<int>(blockIdx.x) * walk;
+  if (rows.num_rows <= 0 || rows.num_rows > kTiledRows || span_begin + walk <= rows.first_seen ||
+      span_begin > rows.last_seen) {
     wait_for_previous();
     return;
   }
   const int begin_seen = rows.first_seen / kUnit * kUnit;
-  const int end =
-      span_begin + kTiledSpan < rows.last_seen + 1 ? span_begin + kTiledSpan : rows.last_seen + 1;
+  const int end = span_begin + walk < rows.last_seen + 1 ? span_begin + walk : rows.last_seen + 1;
   int unit = kIsWide                   ? span_begin + warp * kUnit
              : begin_seen > span_begin ? begin_seen
                                        : span_begin;
@@ -141,9 +142,33 @@ __global__ void __launch_bounds__(32 * kWarps)
   };
   const uint16_t* values = kIsF8 ? tile : tile + kUnit * kStride;
   // A sequence that has one span is done with it: merging it alone would change nothing.
-  const bool is_partial = rows.first_seen / kTiledSpan != rows.last_seen / kTiledSpan;
+  const bool is_partial = rows.first_seen / walk != rows.last_seen / walk;
 
   if constexpr (!kIsWide) {
+    const auto write = [&](const Running<kDim>& result, int span) {
+#pragma unroll
+      for (int g = 0; g < 2; ++g) {
+        const int row = lane / 4 + g * 8;
+        if (row >= rows.num_rows) continue;
+        float* to = output_of(p, rows, row);
+        if (is_partial) {
+          const int64_t at = partial_index(partials, rows.sequence, rows.kv_head, span, row);
+          to = partials.outputs + at * kDim;
+          if (lane % 4 == 0) {
+            partials.maxima[at] = result.m[g];
+            partials.sums[at] = result.sum[g];
+          }
+        }
+        const Ending ending =
+            is_partial ? Ending{1.0f, 1.0f} : end_row(p, rows, row, result.m[g], result.sum[g]);
+#pragma unroll
+        for (int e = 0; e < kDim / 4; ++e)  // two of each fragment
+          to[e / 2 * 8 + lane % 4 * 2 + e % 2] =
+              result.o[e / 2][2 * g + e % 2] * ending.kept / ending.divisor;
+      }
+    };
+    Running<kWalks ? kDim : 8> whole;
+    if constexpr (kWalks) whole.clear();
     for (bool has_next = true; has_next; unit += kUnit) {
       has_next = unit + kUnit < end;
       find_scores(unit + kUnit, has_next);
@@ -151,27 +176,19 @@ __global__ void __launch_bounds__(32 * kWarps)
       __syncwarp();
       if (has_next) load_values(unit + kUnit);
       commit_copies();
-    }
-#pragma unroll
-    for (int g = 0; g < 2; ++g) {
-      const int row = lane / 4 + g * 8;
-      if (row >= rows.num_rows) continue;
-      float* to = output_of(p, rows, row);
-      if (is_partial) {
-        const int64_t at = partial_index(partials, rows.sequence, rows.kv_head, blockIdx.x, row);
-        to = partials.outputs + at * kDim;
-        if (lane % 4 == 0) {
-          partials.maxima[at] = run.m[g];
-          partials.sums[at] = run.sum[g];
-        }
+      if constexpr (kWalks) {
+        if (has_next && (unit + kUnit) % kTiledSpan != 0) continue;
+        if (is_partial)
+          write(run, unit / kTiledSpan);
+        else
+          merge_span(whole, run);
+        run.clear();
       }
-      const Ending ending =
-          is_partial ? Ending{1.0f, 1.0f} : end_row(p, rows, row, run.m[g], run.sum[g]);
-#pragma unroll
-      for (int e = 0; e < kDim / 4; ++e)  // two of each fragment
-        to[e / 2 * 8 + lane % 4 * 2 + e % 2] =
-            run.o[e / 2][2 * g + e % 2] * ending.kept / ending.divisor;
     }
+    if constexpr (!kWalks)
+      write(run, static_cast<int>(blockIdx.x));
+    else if (!is_partial)
+      write(whole, 0);
   } else {
     float largest[2] = {-INFINITY, -INFINITY};
     if (has_unit) {
@@ -269,7 +286,8 @@ __global__ void __launch_bounds__(32 * kWarps, kDim <= 128 ? 2 : 1) rows_kernel(
   const int64_t first_row = (static_cast<int64_t>(gridDim.z) - 1 - blockIdx.z) * kRows;
   wait_for_previous();
   const RowTile rows = find_rows(p, blockIdx.y, blockIdx.x, first_row, kRows);
-  if (first_row >= rows.num_rows || rows.num_rows <= kTiledRows) return;
+  if (first_row >= rows.num_rows || rows.num_rows <= kTiledRows || rows.num_rows >= p.wgmma_rows)
+    return;
 
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
@@ -396,7 +414,9 @@ __global__ void merge_spans_kernel(AttentionParams p, TiledPartials partials) {
   const RowTile rows = find_rows(p, blockIdx.z, blockIdx.y, 0, kTiledRows);
   const int first_span = rows.first_seen / kTiledSpan;
   const int last_span = rows.last_seen / kTiledSpan;
-  if (row >= rows.num_rows || rows.num_rows > kTiledRows || first_span == last_span) return;
+  if (row >= rows.num_rows || rows.num_rows > kTiledRows ||
+      first_span / partials.walk == last_span / partials.walk)
+    return;
   float* out = output_of(p, rows, row);
   const int64_t width = p.values.width;
   for (int64_t i = threadIdx.x; i < width; i += blockDim.x) {
@@ -422,6 +442,9 @@ struct Kernels {
   static constexpr int kWideWarps = has_wide_kernel(kDim) ? kTiledSpan / kUnit : 1;
   static constexpr auto narrow = split_kernel<kDim, 1, kStorage>;
   static constexpr auto wide = split_kernel<kDim, kWideWarps, kStorage>;
+  // Tried for widths that models have; elsewhere as narrow.
+  static constexpr bool kHasWalk = !kIsF8 && (kDim == 64 || kDim == 128);
+  static constexpr auto walking = split_kernel<kDim, 1, kStorage, kHasWalk>;
   static constexpr auto rows = rows_kernel<kDim, kWarps, kStorage>;
   static constexpr int64_t kNarrowBytes = tiled_split_bytes(kDim, 1, kIsF8);
   static constexpr int64_t kWideBytes = tiled_split_bytes(kDim, kWideWarps, kIsF8);
@@ -439,6 +462,7 @@ struct Kernels {
                                  static_cast<int>(num_bytes)));
     };
     allow(narrow, kNarrowBytes);
+    allow(walking, kNarrowBytes);
     if (may_be_wide(shared_bytes)) allow(wide, kWideBytes);
     allow(rows, kRowsBytes);
   }
@@ -461,19 +485,23 @@ struct Kernels {
       const auto count = static_cast<unsigned>(p.num_sequences - begin < partials.sequences
                                                    ? p.num_sequences - begin
                                                    : partials.sequences);
-      const dim3 spans(static_cast<unsigned>(plan.spans), kv_heads, count);
-      if (may_be_wide(partials.shared_bytes) &&
-          tiled_is_wide(plan.spans * p.keys.num_heads * count)) {
+      const int64_t num_blocks = plan.spans * p.keys.num_heads * count;
+      const bool is_wide = may_be_wide(partials.shared_bytes) && tiled_is_wide(num_blocks);
+      TiledPartials passed = partials;
+      if (is_wide || !kHasWalk) passed.walk = 1;
+      const auto walks = static_cast<unsigned>(ceil_div(plan.spans, passed.walk));
+      const dim3 spans(walks, kv_heads, count);
+      if (is_wide) {
         launch_early("paged_attention", wide, spans, 32 * kWideWarps,
-                     static_cast<size_t>(kWideBytes), stream, part, partials);
+                     static_cast<size_t>(kWideBytes), stream, part, passed);
       } else {
-        launch_early("paged_attention", narrow, spans, 32, static_cast<size_t>(kNarrowBytes),
-                     stream, part, partials);
+        launch_early("paged_attention", passed.walk > 1 ? walking : narrow, spans, 32,
+                     static_cast<size_t>(kNarrowBytes), stream, part, passed);
       }
-      if (plan.spans == 1) continue;
+      if (walks == 1) continue;
       launch_early("paged_attention", merge_spans_kernel,
                    dim3(static_cast<unsigned>(plan.split_rows), kv_heads, count), row_threads(kDim),
-                   0, stream, part, partials);
+                   0, stream, part, passed);
     }
   }
 };

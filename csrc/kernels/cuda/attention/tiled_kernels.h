@@ -19,6 +19,7 @@ struct TiledPartials {
   int64_t spans;
   int64_t rows;
   int64_t shared_bytes;  // that a block may ask for
+  int64_t walk = 1;      // spans that a warp takes one after another; changes no bit
 };
 struct TiledKernels {
   // Once before the first run(), on the device, whose blocks may ask for so much shared memory, and

@@ -386,6 +386,20 @@ __device__ __forceinline__ Merge merge(float old_m, float new_m) {
 __device__ __forceinline__ float merged(const Merge& both, float old_value, float new_value) {
   return v_fma(new_value, both.scale_new, old_value * both.scale_old);
 }
+template <int kDim>
+__device__ __forceinline__ void merge_span(Running<kDim>& whole, const Running<kDim>& span) {
+#pragma unroll
+  for (int g = 0; g < 2; ++g) {
+    const Merge both = merge(whole.m[g], span.m[g]);
+    whole.m[g] = both.m;
+    whole.sum[g] = merged(both, whole.sum[g], span.sum[g]);
+#pragma unroll
+    for (int e = 0; e < kDim / 4; ++e) {  // two of each fragment
+      float& to = whole.o[e / 2][2 * g + e % 2];
+      to = merged(both, to, span.o[e / 2][2 * g + e % 2]);
+    }
+  }
+}
 
 // What a row's sums come to: value * kept / divisor. Its head's sink, if there are any, is one more
 // score, of nothing, that is added once all spans are merged.
