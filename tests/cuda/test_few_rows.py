@@ -14,7 +14,9 @@ MAX_ROWS = testing.cuda_launch.MMA_GEMV_MAX_ROWS
 
 @pytest.fixture(scope="module")
 def cuda():
-    return testing.make_backend("cuda")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LLMSERVE_CUDA_ATTENTION", "mma")  # by wgmma prompts have bits of their own
+        return testing.make_backend("cuda")
 
 
 @pytest.fixture
