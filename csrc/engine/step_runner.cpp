@@ -187,7 +187,8 @@ void StepRunner::launch(const StepPlan& plan) {
   begin_transfers(plan);
   Flight& flight = begin_flight();
   if (!plan.is_empty()) {
-    const TraceRange range(plan.num_prefill_tokens > 0 ? "Prefill" : "Decode");
+    flight.name = plan.num_prefill_tokens > 0 ? "Prefill" : "Decode";
+    const TraceRange range(flight.name);
     std::optional<RecordedShape> recorded;
     // What is recorded with exchanges in it must be so on all ranks or none.
     if (steps_ != nullptr && !config_.enforce_eager && workers_.size() == 1)
@@ -260,6 +261,8 @@ void StepRunner::run(const StepPlan& plan, StepBatch& batch, Flight& flight) {
 }
 
 void StepRunner::run_rank(int rank, const Flight& flight, StepSink& sink) {
+  std::optional<TraceRange> range;  // rank 0's is around launch()
+  if (rank > 0) range.emplace(flight.name);
   const StepBatch& batch = *flight.batch;
   Worker& worker = *workers_[static_cast<size_t>(rank)];
   DeviceSteps* const follows = rank > 0 ? worker.steps() : nullptr;

@@ -112,8 +112,9 @@ class StepRunner final : public Executor {
   // results; otherwise they are there.
   struct Flight {
     bool is_empty = false;
-    int64_t step = 0;    // of DeviceSteps
-    int64_t number = 0;  // of this runner's steps
+    int64_t step = 0;       // of DeviceSteps
+    int64_t number = 0;     // of this runner's steps
+    const char* name = "";  // for profilers
     SampledTokens sampled;
     size_t num_rows = 0;                 // S
     std::vector<bool> only_draws;        // [S] of those that do, nothing follows is set

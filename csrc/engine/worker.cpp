@@ -238,12 +238,13 @@ void Worker::run(const StepBatch& batch, StepSink& sink) {
   const Arena::Scope scope(*arena_);
   LoggedExchanges logged(log_);
   WatchedCommunicator watched(*ends_.tensor_ranks, logged);
+  WatchedCommunicator watched_stages(*ends_.stages, logged);
   // Others exchange in memory, too often to say so.
   const bool is_watched =
-      log_ != nullptr || (steps_ != nullptr && ends_.tensor_ranks->world_size() > 1);
+      log_ != nullptr || (steps_ != nullptr && config_.parallel.num_ranks() > 1);
   const ParallelGroups groups{
       .tp = is_watched ? static_cast<Communicator&>(watched) : *ends_.tensor_ranks,
-      .pp = *ends_.stages,
+      .pp = is_watched ? static_cast<Communicator&>(watched_stages) : *ends_.stages,
       .ep = alone_,
       .cp = alone_};
   RouteObserver* routes =

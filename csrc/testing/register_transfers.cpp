@@ -12,6 +12,7 @@
 #include "kernels/backend.h"
 #include "kernels/block_runs.h"
 #include "kernels/cuda_loader.h"
+#include "kernels/piece_runs.h"
 #include "testing/staging.h"
 
 namespace py = pybind11;
@@ -79,6 +80,18 @@ void write(DeviceCopies& copies, const std::vector<Piece>& pieces, const std::st
 
 void register_testing_transfers(py::module_& testing, py::class_<Backend>& backend) {
   using namespace py::literals;
+  testing.def(
+      "piece_runs",
+      [](const std::vector<std::pair<int64_t, int64_t>>& pieces, int64_t max_stride) {
+        std::byte* const begin = nullptr;
+        std::vector<DevicePiece> given;
+        for (const auto& [at, num_bytes] : pieces) given.push_back({begin + at, num_bytes});
+        std::vector<std::tuple<int64_t, int64_t, int64_t, int64_t>> result;
+        for (const PieceRun& run : piece_runs(given, max_stride))
+          result.emplace_back(run.data - begin, run.num_bytes, run.stride, run.count);
+        return result;
+      },
+      "pieces"_a, "max_stride"_a, "[(place, bytes)] -> [(place, bytes, stride, count)]");
   py::class_<DeviceCopies>(testing, "DeviceCopies", "Parts of a device's memory, beside its ops.")
       .def("mark", &DeviceCopies::mark, "step"_a)
       .def("follow", &DeviceCopies::follow, "step"_a)

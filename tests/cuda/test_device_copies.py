@@ -99,6 +99,27 @@ def test_many_threads_take_turns(cache):
     assert got == [{i % BLOCKS + 1} for i in range(len(got))]
 
 
+def test_parts_that_are_far_apart_keep_their_order(cache):
+    for block in range(BLOCKS):
+        cache.step(block, block + 1)
+    cache.copies.follow(BLOCKS)
+    keys, values = cache.parts
+    quarter = BLOCK_BYTES // 4
+    places = [(keys, 4), (keys, 1), (values, 0), (values, 2), (values, 4), (keys, 5), (keys, 2)]
+    sizes = [quarter, quarter, quarter, quarter, quarter, 2 * quarter, quarter]
+    pieces = [
+        (part, block * BLOCK_BYTES, size) for (part, block), size in zip(places, sizes, strict=True)
+    ]
+    expected = [block + 1 for (_, block), size in zip(places, sizes, strict=True)]
+    expected.insert(6, 6)  # of which there are two quarters
+    got = np.frombuffer(cache.copies.read(pieces), np.float32).reshape(len(expected), -1)
+    np.testing.assert_array_equal(got, np.repeat(expected, got.shape[1]).reshape(got.shape))
+    cache.copies.write(pieces, (got * 10).tobytes())
+    for part, block in places:
+        head = cache.backend.to_numpy(part)[block].flat[: quarter // 4]
+        np.testing.assert_array_equal(head, 10 * (block + 1))
+
+
 def test_more_than_the_buffer_holds_is_refused_and_the_buffer_goes_on(cache):
     cache.step(0, 1)
     cache.copies.follow(1)

@@ -118,4 +118,5 @@ def test_exchanges_among_gpus_are_ranges(tmp_path):
     names = [line.rsplit(" ", 1)[0] for line in lines if line.startswith("stream")]
     assert set(names) == {"stream compute", "stream transfer"}
     assert {"push Prefill", "push Decode", "push Gather of columns"} <= set(lines)
+    assert lines.count("push Prefill") == 2  # each rank's
     assert lines.count("pop") == sum(line.startswith("push") for line in lines)

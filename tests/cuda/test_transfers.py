@@ -128,6 +128,23 @@ def test_blocks_side_by_side_are_one_copy():
     assert testing.block_runs([]) == []
 
 
+def test_pieces_as_large_and_as_far_apart_are_one_copy():
+    def runs(*pieces):
+        return testing.piece_runs(pieces, 1000)
+
+    assert runs() == []
+    assert runs((0, 10), (100, 10), (200, 10), (300, 10)) == [(0, 10, 100, 4)]
+    assert runs((0, 10), (100, 20), (200, 10)) == [
+        (0, 10, 10, 1),
+        (100, 20, 20, 1),
+        (200, 10, 10, 1),
+    ]
+    assert runs((0, 10), (100, 10), (150, 10), (200, 10)) == [(0, 10, 100, 2), (150, 10, 50, 2)]
+    assert runs((100, 10), (0, 10), (1000, 10)) == [(100, 10, 10, 1), (0, 10, 1000, 2)]
+    assert runs((0, 10), (1001, 10)) == [(0, 10, 10, 1), (1001, 10, 10, 1)]
+    assert runs((0, 10), (10, 10)) == [(0, 10, 10, 2)]
+
+
 def test_weights_of_several_staging_buffers_arrive_whole(backend, rng):
     """The buffers are filled again while copies from them are on their way."""
     rows = LARGE // 256

@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/named_stream.h"
+#include "kernels/piece_runs.h"
 
 namespace llmserve::cuda {
 namespace {
@@ -24,16 +25,8 @@ class CurrentDevice {
   int before_ = 0;
 };
 
-// Calls copy(piece, its place in the buffer) for each, in order.
-template <class Copy>
-void for_each_piece(std::span<const DevicePiece> pieces, int64_t max_bytes, const Copy& copy) {
-  int64_t begin = 0;
-  for (const DevicePiece& piece : pieces) {
-    check_internal(begin + piece.num_bytes <= max_bytes, "pieces fit their buffer");
-    copy(piece, begin);
-    begin += piece.num_bytes;
-  }
-}
+// What cudaMemcpy2DAsync takes at most between two rows (cudaDevAttrMaxPitch of every device).
+constexpr int64_t kMaxPitch = (int64_t{1} << 31) - 1;
 
 }  // namespace
 
@@ -94,34 +87,43 @@ void PinnedCopies::follow(int64_t step) {
   for (const Slot& slot : slots_) newest->event->hold(slot.stream);
 }
 
+void PinnedCopies::copy(const Slot& slot, std::span<const DevicePiece> pieces, bool to_host) {
+  std::byte* host = slot.data.data();
+  for (const PieceRun& run : piece_runs(pieces, kMaxPitch)) {
+    const auto width = static_cast<size_t>(run.num_bytes);
+    const auto stride = static_cast<size_t>(run.stride);
+    check("cudaMemcpy2DAsync of blocks",
+          cudaMemcpy2DAsync(
+              to_host ? host : run.data, to_host ? width : stride, to_host ? run.data : host,
+              to_host ? stride : width, width, static_cast<size_t>(run.count),
+              to_host ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, slot.stream));
+    host += run.count * run.num_bytes;
+  }
+  check("cudaStreamSynchronize", cudaStreamSynchronize(slot.stream));
+}
+
+void PinnedCopies::check_size(std::span<const DevicePiece> pieces) const {
+  int64_t num_bytes = 0;
+  for (const DevicePiece& piece : pieces) num_bytes += piece.num_bytes;
+  check_internal(num_bytes <= max_bytes_, "pieces fit their buffer");
+}
+
 void PinnedCopies::read(std::span<const DevicePiece> pieces,
                         const std::function<void(const std::byte*)>& take) {
+  check_size(pieces);
   const Taken taken(*this);
-  const Slot& slot = *taken;
   const CurrentDevice current(memory_.device());
-  for_each_piece(pieces, max_bytes_, [&](const DevicePiece& piece, int64_t place) {
-    check(
-        "cudaMemcpyAsync of blocks to the host",
-        cudaMemcpyAsync(slot.data.data() + place, piece.data, static_cast<size_t>(piece.num_bytes),
-                        cudaMemcpyDeviceToHost, slot.stream));
-  });
-  check("cudaStreamSynchronize", cudaStreamSynchronize(slot.stream));
-  take(slot.data.data());
+  copy(*taken, pieces, true);
+  take((*taken).data.data());
 }
 
 void PinnedCopies::write(std::span<const DevicePiece> pieces,
                          const std::function<void(std::byte*)>& fill) {
+  check_size(pieces);
   const Taken taken(*this);
-  const Slot& slot = *taken;
-  fill(slot.data.data());
   const CurrentDevice current(memory_.device());
-  for_each_piece(pieces, max_bytes_, [&](const DevicePiece& piece, int64_t place) {
-    check(
-        "cudaMemcpyAsync of blocks to the device",
-        cudaMemcpyAsync(piece.data, slot.data.data() + place, static_cast<size_t>(piece.num_bytes),
-                        cudaMemcpyHostToDevice, slot.stream));
-  });
-  check("cudaStreamSynchronize", cudaStreamSynchronize(slot.stream));
+  fill((*taken).data.data());
+  copy(*taken, pieces, false);
 }
 
 }  // namespace llmserve::cuda

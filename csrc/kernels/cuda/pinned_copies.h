@@ -46,6 +46,9 @@ class PinnedCopies final : public DeviceCopies {
   };
   class Taken;  // a slot, as long as it lives
 
+  void check_size(std::span<const DevicePiece> pieces) const;
+  static void copy(const Slot& slot, std::span<const DevicePiece> pieces, bool to_host);
+
   const DeviceMemory& memory_;
   const int64_t max_bytes_;
   PinnedMemory pinned_;

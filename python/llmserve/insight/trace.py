@@ -75,8 +75,8 @@ class Trace(Sequence[_core.StepRecord]):
     @property
     def exchanges(self) -> list[_core.ExchangeRecord]:
         """What rank 0 has exchanged with other nodes of late, in the order of their ends: "Gather
-        of columns", and "All-to-all communication" of what experts make. `half` is which half of
-        a step it was of, 1 or 2, and 0 of a step that ran at once."""
+        of columns", "All-to-all communication" of what experts make, "Send" to the next stage.
+        `half` is which half of a step it was of, 1 or 2, and 0 of a step that ran at once."""
         return list(self._exchanges)
 
     def since(self, start_us: int) -> "Trace":
