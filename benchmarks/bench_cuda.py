@@ -6,14 +6,14 @@ written) and the largest rate of a bf16 product. Ops work on arrays that stay on
 queued back to back, so that one below some ten microseconds shows the host's time to launch it.
 
 Example:
-    python benchmarks/bench_cuda.py --json bench.json
+    python benchmarks/bench_cuda.py ops --json bench.json
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -341,30 +341,31 @@ def torch_rows(limits: Limits, sizes: Sizes, device: str) -> Iterator[Row]:
             yield limits.row(name, seconds, num_bytes, flops)
 
 
-def all_rows(backend: Any, limits: Limits, sizes: Sizes, is_small: bool) -> Iterator[Row]:
+Make = Callable[[Any, Limits, np.random.Generator, Sizes], Iterator[Row]]
+# What is wanted first comes first: time on a GPU may run out.
+PARTS: dict[str, tuple[Make, ...]] = {
+    "attention": (attention_rows, other_attention_rows),
+    "ops": (transfer_rows, row_op_rows, fused_rows, linear_rows, quantized_rows, plain_rows),
+}
+
+
+def all_rows(
+    part: str, backend: Any, limits: Limits, sizes: Sizes, is_small: bool
+) -> Iterator[Row]:
     rng = np.random.default_rng(0)
-    for make in (
-        attention_rows,
-        other_attention_rows,
-        transfer_rows,
-        row_op_rows,
-        fused_rows,
-        linear_rows,
-        quantized_rows,
-    ):
+    for make in PARTS[part]:
         yield from make(backend, limits, rng, sizes)
-    device = torch_device(is_small)
-    if device:
+    if part == "attention" and (device := torch_device(is_small)):
         yield from torch_rows(limits, sizes, device)
-    yield from plain_rows(backend, limits, rng, sizes)  # the slowest
 
 
 def main() -> None:
-    args = read_arguments(__doc__)
+    args = read_arguments(__doc__, "part", PARTS)
     sizes = SMALL if args.small else Sizes()
     backend = testing.make_backend("cuda")
     limits = measure_limits(backend, sizes.copy_bytes, sizes.product)
-    report(backend.description, limits, all_rows(backend, limits, sizes, args.small), args.json)
+    rows = all_rows(args.part, backend, limits, sizes, args.small)
+    report(backend.description, limits, rows, args.json)
 
 
 if __name__ == "__main__":

@@ -238,7 +238,7 @@ def all_rows(bench: Bench, is_small: bool) -> Iterator[Row]:
 
 
 def main() -> None:
-    args = read_arguments(__doc__, SHAPES)
+    args = read_arguments(__doc__, "model", SHAPES)
     sizes = SMALL if args.small else Sizes()
     backend = testing.make_backend("cuda")
     limits = measure_limits(backend, sizes.copy_bytes, sizes.product)

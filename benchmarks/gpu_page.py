@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gpu_stages import OPS
 from peers import page
 
 Stages = dict[str, dict[str, Any]]
@@ -70,6 +71,13 @@ class Bench:
         rows = {row["name"]: row for row in bench["rows"]}
         return Bench(bench["device"], **bench["limits"], rows=rows)
 
+    @staticmethod
+    def of_ops(stages: Stages) -> Bench | None:
+        """What the parts of ops have left together; limits are those of the last."""
+        parts = [bench for part in OPS if (bench := Bench.of(stages, part))]
+        rows = {name: row for bench in parts for name, row in bench.rows.items()}
+        return replace(parts[-1], rows=rows) if parts else None
+
     def matches(self, pattern: str) -> list[re.Match[str]]:
         return [match for name in self.rows if (match := re.fullmatch(pattern, name))]
 
@@ -97,15 +105,15 @@ def tables(stages: Stages, first: Stages) -> list[str]:
     models = {
         stage.removeprefix("bench-"): bench
         for stage in stages
-        if stage.startswith("bench-") and stage != "bench-ops"
+        if stage.startswith("bench-") and stage.removeprefix("bench-") not in OPS
         if (bench := Bench.of(stages, stage.removeprefix("bench-")))
     }
-    ops = Bench.of(stages, "ops")
+    ops = Bench.of_ops(stages)
     parts = [heading(stages, [*([ops] if ops else []), *models.values()])]
     if ops:
         parts += [decode_attention(ops), other_spans(ops), prompt_attention(ops)]
         parts += [products(ops), other_ops(ops)]
-        before = Bench.of(first, "ops")
+        before = Bench.of_ops(first)
         parts += [changes(before, ops)] if before else []
     parts += [model_table(models)] if models else []
     return [part for part in parts if part]

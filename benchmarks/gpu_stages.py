@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-BENCHES = ("ops", "qwen3-0.6b", "llama-3.2-1b", "llama-3.1-8b")
+OPS = ("attention", "ops")  # parts of bench_cuda.py
+BENCHES = (*OPS, "qwen3-0.6b", "llama-3.2-1b", "llama-3.1-8b")
 STAGES = ("build", "test", "sanitize", *(f"bench-{part}" for part in BENCHES))
 
 

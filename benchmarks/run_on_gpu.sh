@@ -6,7 +6,7 @@
 #   benchmarks/run_on_gpu.sh sanitize   memcheck and racecheck of compute-sanitizer over the op tests, steps ahead
 #                                       and graphs
 #   benchmarks/run_on_gpu.sh bench      ops and models against what the GPU was measured to do and PyTorch, in parts
-#                                       of as much time each: ops and MODELS below; `bench ops` runs one
+#                                       of as much time each: OPS and MODELS below; `bench ops` runs one
 #   benchmarks/run_on_gpu.sh all        one after another
 #
 # Each stage writes <stage>.json to the folder OUT (build/gpu unless set), and results.json there merges all that are
@@ -24,6 +24,7 @@ stage=${1:-all}
 out=${OUT:-build/gpu}
 python=${PYTHON:-python3}
 limit=${LLMSERVE_STAGE_SECONDS:-520}
+OPS="attention ops"
 MODELS="qwen3-0.6b llama-3.2-1b llama-3.1-8b"
 mkdir -p "$out"
 
@@ -75,12 +76,13 @@ sanitize() {
   local auto="cuda-auto and (linear_ or attention_ or prepared)"
   local invariant="cuda-invariant and (linear_ or every_tile)"
   local decoding="few_rows and (1000 or 2-2-80 or 8-1-128) or sampling_shapes and 4100 or row_kernels and not 8196"
+  local attention="wgmma_attention and not chunks or decode_spans and 64 and window"
   for tool in memcheck racecheck; do
     limited $((limit / 2)) compute-sanitizer --tool "$tool" --error-exitcode 9 \
       --log-file "$out/$tool.log" "$python" -m pytest -m cuda -q -x \
-      tests/parity/test_{ops,fused_ops,op_invariance,sampling_op,sampling_edits}.py \
-      tests/cuda/test_two_in_flight.py tests/cuda/test_{graphs,padding_rows,few_rows,sampling_shapes,row_kernels}.py \
-      -k "(($plain) or ($auto) or ($invariant) or ($decoding) or in_flight or graphs or (padding and auto)) and not 193 and not 1184" 2>&1 |
+      tests/parity/test_{ops,fused_ops,op_invariance,sampling_op,sampling_edits,wgmma_attention}.py \
+      tests/cuda/test_two_in_flight.py tests/cuda/test_{graphs,padding_rows,few_rows,sampling_shapes,row_kernels,decode_spans}.py \
+      -k "(($plain) or ($auto) or ($invariant) or ($decoding) or ($attention) or in_flight or graphs or (padding and auto)) and not 193 and not 1184" 2>&1 |
       tee "$out/$tool.txt" | tail -15 || status=$?
   done
   record --stage sanitize --status "$status" --seconds $((SECONDS - start))
@@ -89,8 +91,8 @@ sanitize() {
 
 # LLMSERVE_BENCH_FLAGS=--small tries a part where there is an emulator and no GPU.
 bench_part() {
-  local part=$1 start=$SECONDS status=0 command=(benchmarks/bench_cuda.py)
-  [ "$part" = ops ] || command=(benchmarks/bench_cuda_models.py "$part")
+  local part=$1 start=$SECONDS status=0 command=(benchmarks/bench_cuda_models.py "$1")
+  [[ " $OPS " != *" $part "* ]] || command=(benchmarks/bench_cuda.py "$part")
   # shellcheck disable=SC2086
   limited "$limit" "$python" "${command[@]}" ${LLMSERVE_BENCH_FLAGS:-} --json "$out/bench-$part.rows.json" 2>&1 |
     tee "$out/bench-$part.log" || status=$?
@@ -108,7 +110,7 @@ case $stage in
   build) build ;;
   test) run_tests ;;
   sanitize) sanitize ;;
-  bench) if [ $# -gt 1 ]; then bench "${@:2}"; else bench ops $MODELS; fi ;;
-  all) build && { run_tests; sanitize; bench ops $MODELS; } ;;
+  bench) if [ $# -gt 1 ]; then bench "${@:2}"; else bench $OPS $MODELS; fi ;;
+  all) build && { run_tests; sanitize; bench $OPS $MODELS; } ;;
   *) sed -n '2,11p' "$0"; exit 2 ;;
 esac

@@ -144,7 +144,7 @@ def test_the_parity_tests_pass_on_emulated_kernels(package, files, selection):
 def test_the_benchmarks_run_on_small_shapes_and_leave_their_rows(package, tmp_path):
     """What is wrong with them would otherwise be found on a GPU, where time is dear."""
     result = subprocess.run(
-        ["benchmarks/run_on_gpu.sh", "bench", "ops", "qwen3-0.6b"],
+        ["benchmarks/run_on_gpu.sh", "bench", "attention", "ops", "qwen3-0.6b"],
         env={
             **environment(package),
             "PYTHON": sys.executable,
@@ -159,6 +159,7 @@ def test_the_benchmarks_run_on_small_shapes_and_leave_their_rows(package, tmp_pa
     assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-2000:]
     stages = json.loads((tmp_path / "results.json").read_text())
     assert {name: stage["status"] for name, stage in stages.items()} == {
+        "bench-attention": 0,
         "bench-ops": 0,
         "bench-qwen3-0.6b": 0,
     }
@@ -178,4 +179,5 @@ def test_the_benchmarks_run_on_small_shapes_and_leave_their_rows(package, tmp_pa
     for part in ("torch with a CUDA graph: decode", "torch: prefill", "torch: nano-vllm"):
         assert any(name.startswith(part) for name in rows), part
     script = (TESTS.parent / "benchmarks" / "run_on_gpu.sh").read_text()
-    assert f'MODELS="{" ".join(gpu_stages.BENCHES[1:])}"' in script
+    assert f'OPS="{" ".join(gpu_stages.OPS)}"' in script
+    assert f'MODELS="{" ".join(gpu_stages.BENCHES[len(gpu_stages.OPS) :])}"' in script

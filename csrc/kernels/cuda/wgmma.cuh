@@ -53,6 +53,11 @@ __device__ __forceinline__ void pin(float (&registers)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
+template <int kCount>
+__device__ __forceinline__ void pin(uint32_t (&registers)[kCount][4]) {
+#pragma unroll
+  for (int i = 0; i < 4 * kCount; ++i) asm volatile("" : "+r"(registers[i / 4][i % 4])::"memory");
+}
 
 #define LLMSERVE_C8(i)                                                                \
   "+f"(c[i]), "+f"(c[(i) + 1]), "+f"(c[(i) + 2]), "+f"(c[(i) + 3]), "+f"(c[(i) + 4]), \
@@ -174,6 +179,8 @@ void wait_for_products() {
 }
 template <int kCount>
 void pin(float (&)[kCount]) {}
+template <int kCount>
+void pin(uint32_t (&)[kCount][4]) {}
 template <int kCount>
 void take_registers() {}
 template <int kCount>

@@ -58,7 +58,9 @@ bool CudaBackend::can_tile(const AttentionParams& p) const {
 bool CudaBackend::can_wgmma(const AttentionParams& p) {
   // Rows of the pool are counted in 32 bits: they are 128 bytes and more of one GPU's memory.
   return may_wgmma_ && !block_.is_recorded && p.storage == Storage::kBF16 && p.scale > 0 &&
-         p.keys.head_stride % p.keys.width == 0 && passes_wgmma(p.keys.width);
+         p.keys.head_stride % p.keys.width == 0 && is_aligned(p.q, p.q_token_stride) &&
+         p.q_head_stride % 4 == 0 && is_aligned(p.out, p.out_token_stride) &&
+         p.out_head_stride % 4 == 0 && passes_wgmma(p.keys.width);
 }
 
 bool CudaBackend::passes_wgmma(int64_t width) {

@@ -13,6 +13,7 @@
 // they are not those of tiled_attention.cuh.
 #include "kernels/cuda/attention/tiled_rows.cuh"
 #include "kernels/cuda/attention/wgmma_kernels.h"
+#include "kernels/cuda/fours.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
 namespace llmserve::cuda {
@@ -97,25 +98,35 @@ __device__ __forceinline__ void copy_tiles(const AttentionParams& p, const RowTi
   }
 }
 
-// A warpgroup's 64 queries as bf16; zeros beyond the last row.
+// A warpgroup's 64 queries as bf16; zeros beyond the last row. All of a thread's loads are on their
+// way at once.
 template <int kDim>
 __device__ __forceinline__ void load_group_queries(const AttentionParams& p, const RowTile& rows,
                                                    int64_t group_row, std::byte* to) {
+  constexpr int kFours = kGroupRows * kDim / 4 / kGroupThreads;  // of a thread
   const int64_t first_token = p.query_starts[rows.sequence];
-#pragma unroll 4
-  for (int e = threadIdx.x % kGroupThreads; e < kGroupRows * kDim / 2; e += kGroupThreads) {
-    const int row = e / (kDim / 2);
-    const int column = e % (kDim / 2) * 2;
-    uint32_t pair = 0;
-    const int r = static_cast<int>(group_row) + row;
-    if (r < rows.num_rows) {
-      const int64_t head = rows.kv_head * rows.group + r % rows.group;
-      const float* from =
-          p.q + (first_token + r / rows.group) * p.q_token_stride + head * p.q_head_stride + column;
-      pair = pack_bf16(from[0], from[1]);
-    }
-    *reinterpret_cast<uint32_t*>(to + column / 64 * kBlockBytes<kGroupRows> +
-                                 swizzled(row, column % 64 / 8) + column % 8 * 2) = pair;
+  const int thread = threadIdx.x % kGroupThreads;
+  Four fours[kFours];
+#pragma unroll
+  for (int i = 0; i < kFours; ++i) {
+    const int e = i * kGroupThreads + thread;
+    const int r = static_cast<int>(group_row) + e / (kDim / 4);
+    fours[i] = Four{};
+    if (r >= rows.num_rows) continue;
+    const int64_t head = rows.kv_head * rows.group + r % rows.group;
+    const float* from =
+        p.q + (first_token + r / rows.group) * p.q_token_stride + head * p.q_head_stride;
+    fours[i] = load_four<true>(from, e % (kDim / 4) * 4, kDim);
+  }
+#pragma unroll
+  for (int i = 0; i < kFours; ++i) {
+    const int e = i * kGroupThreads + thread;
+    const int column = e % (kDim / 4) * 4;
+    auto* at =
+        reinterpret_cast<uint32_t*>(to + column / 64 * kBlockBytes<kGroupRows> +
+                                    swizzled(e / (kDim / 4), column % 64 / 8) + column % 8 * 2);
+    at[0] = pack_bf16(fours[i].at[0], fours[i].at[1]);
+    at[1] = pack_bf16(fours[i].at[2], fours[i].at[3]);
   }
 }
 
@@ -167,26 +178,29 @@ struct Softmax {
   float scale[2];  // of what was summed before the last tile
 
   // Scores to weights relative to the rows' maxima. NaN is passed over by a maximum: its weight has
-  // it all the same.
+  // it all the same. Four chains of maxima and of sums a row, so that none waits for itself.
   __device__ __forceinline__ void take(float (&s)[64], float unit) {
+    const auto score = [&s](int g, int i) -> float& { return s[i / 2 * 4 + 2 * g + i % 2]; };
 #pragma unroll
     for (int g = 0; g < 2; ++g) {
-      float largest = m[g];
+      float largest[4];
 #pragma unroll
-      for (int i = 0; i < 32; ++i) largest = fmaxf(largest, s[i / 2 * 4 + 2 * g + i % 2]);
-      largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
-      largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 2));
-      const float base = finite_or_zero(largest) * unit;
+      for (int i = 0; i < 4; ++i) largest[i] = score(g, i);
+#pragma unroll
+      for (int i = 4; i < 32; ++i) largest[i % 4] = fmaxf(largest[i % 4], score(g, i));
+      float all = fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3]));
+      all = fmaxf(all, __shfl_xor_sync(kAllLanes, all, 1));
+      all = fmaxf(m[g], fmaxf(all, __shfl_xor_sync(kAllLanes, all, 2)));
+      const float base = finite_or_zero(all) * unit;
       scale[g] = fast_exp2(m[g] * unit - base);  // 1 where the maximum stays, rounded alike
-      m[g] = largest;
-      float added = 0.0f;
+      m[g] = all;
+      float added[4] = {};
 #pragma unroll
       for (int i = 0; i < 32; ++i) {
-        float& score = s[i / 2 * 4 + 2 * g + i % 2];
-        score = fast_exp2(v_fma(score, unit, -base));
-        added += score;
+        score(g, i) = fast_exp2(v_fma(score(g, i), unit, -base));
+        added[i % 4] += score(g, i);
       }
-      sum[g] = v_fma(sum[g], scale[g], added);
+      sum[g] = v_fma(sum[g], scale[g], (added[0] + added[1]) + (added[2] + added[3]));
     }
   }
 };
@@ -255,6 +269,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const RowTile& 
     meet_some(kTurnBarrier + turn, kAllConsumers);
     pin(s);
     pin(o);
+    pin(weights);
     settle_registers();
     ask_for_scores<kDim>(s, query, describe(buffer(false, tile), 16));
     ask_for_values<kDim>(o, weights, describe(buffer(true, tile - 1), kBlockBytes<kTile>),
@@ -267,6 +282,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const RowTile& 
     softmax.take(s, unit);
     wait_for_products<0>();
     pin(o);
+    pin(weights);
     release(true, tile - 1);
 #pragma unroll
     for (int i = 0; i < kDim / 2; ++i) o[i] *= softmax.scale[i / 2 % 2];
@@ -274,11 +290,13 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const RowTile& 
   }
   await_full(true, num_tiles - 1);
   pin(o);
+  pin(weights);
   settle_registers();
   ask_for_values<kDim>(o, weights, describe(buffer(true, num_tiles - 1), kBlockBytes<kTile>),
                        num_tiles > 1);
   wait_for_products<0>();
   pin(o);
+  pin(weights);
 
 #pragma unroll
   for (int g = 0; g < 2; ++g) {
@@ -288,11 +306,12 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const RowTile& 
     const int64_t row = warp_row + threadIdx.x % 32 / 4 + g * 8;
     if (row >= rows.num_rows) continue;
     const Ending ending = end_row(p, rows, row, softmax.m[g] * unit, sum);
-    float* to = output_of(p, rows, row) + threadIdx.x % 4 * 2;
+    const float share = ending.kept / ending.divisor;
+    auto* to = reinterpret_cast<uint2*>(output_of(p, rows, row) + threadIdx.x % 4 * 2);
 #pragma unroll
     for (int n = 0; n < kDim / 8; ++n) {
-      to[n * 8] = o[n * 4 + 2 * g] * ending.kept / ending.divisor;
-      to[n * 8 + 1] = o[n * 4 + 2 * g + 1] * ending.kept / ending.divisor;
+      store_whole(to + n * 4, uint2{__float_as_uint(o[n * 4 + 2 * g] * share),
+                                    __float_as_uint(o[n * 4 + 2 * g + 1] * share)});
     }
   }
 }

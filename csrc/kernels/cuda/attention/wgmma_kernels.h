@@ -9,7 +9,8 @@ namespace llmserve::cuda {
 struct WgmmaKernels {
   // Once before the first run(), on the device.
   void (*prepare)() = nullptr;
-  // Sequences of params.wgmma_rows rows and more, of up to row_tiles times kWgmmaRows.
+  // Sequences of params.wgmma_rows rows and more, of up to row_tiles times kWgmmaRows. Queries and
+  // outputs begin at multiples of 16 bytes.
   void (*run)(const AttentionParams& params, int64_t row_tiles, cudaStream_t stream) = nullptr;
 };
 // Nulls of a width that has none, and in a build that has none for sm_90.
