@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +62,8 @@ class Sizes:
     sampled_rows: int = 16
     link_blocks: int = 256
     link_block: int = 2**18  # elements
+    # Blocks of 16 tokens of Llama-3-8B: keys and values of each layer, in bytes, and their number.
+    handed_over: tuple[int, int, int] = (64, 2**15, 64)
     weight: tuple[int, int] = (2**15, 2**13)
 
 
@@ -83,6 +86,7 @@ SMALL = Sizes(
     sampled_rows=2,
     link_blocks=4,
     link_block=2**8,
+    handed_over=(4, 2**8, 3),
     weight=(32, 64),
 )
 
@@ -317,13 +321,39 @@ def transfer_rows(backend: Any, _: Limits, rng: np.random.Generator, sizes: Size
             pass
 
     link = Limits(math.inf, math.inf)
+    links = {}
     for to_host in (True, False):
         seconds = seconds_of(backend, lambda to_host=to_host: move(to_host))
         num_bytes = 2 * count * 4 * sizes.link_block
-        link = Limits(num_bytes / seconds / 1e9, math.inf)
+        link = links[to_host] = Limits(num_bytes / seconds / 1e9, math.inf)
         yield link.row(f"link {'to' if to_host else 'from'} pinned memory", seconds, num_bytes)
     seconds = seconds_of(backend, lambda: backend.pack_linear([weight], "bfloat16"))
     yield link.row("weights to the GPU, bf16 (share of the link)", seconds, weight.nbytes)
+    yield from handed_over_rows(backend, links, sizes)
+
+
+def handed_over_rows(backend: Any, links: dict[bool, Limits], sizes: Sizes) -> Iterator[Row]:
+    """Blocks as they go to a peer and come from one, without the wire between: by threads of the
+    host, a block at a time, through pinned memory."""
+    num_parts, part_bytes, num_blocks = sizes.handed_over
+    pools = backend.empty_device((num_parts * num_blocks * part_bytes // 4,), "float32")
+    copies = backend.make_copies(num_parts * part_bytes)
+    pieces = [
+        [(pools, (part * num_blocks + block) * part_bytes, part_bytes) for part in range(num_parts)]
+        for block in range(num_blocks)
+    ]
+    buffers = [np.zeros(num_parts * part_bytes, np.uint8) for _ in range(num_blocks)]
+    for to_host, move in ((True, copies.read), (False, copies.write)):
+        for num_threads in (1, 4):
+            with ThreadPoolExecutor(num_threads) as pool:
+                seconds = seconds_of(
+                    backend,
+                    lambda pool=pool, move=move: list(pool.map(move, pieces, buffers)),
+                )
+            direction = "from" if to_host else "to"
+            threads = "1 thread" if num_threads == 1 else f"{num_threads} threads"
+            name = f"hand-over {direction} the GPU, {threads} (share of the link)"
+            yield links[to_host].row(name, seconds, num_blocks * num_parts * part_bytes)
 
 
 def torch_rows(limits: Limits, sizes: Sizes, device: str) -> Iterator[Row]:

@@ -218,7 +218,10 @@ def add_product(cells: dict[str, dict[str, str]], line: str, m: int, ops: Bench,
 
 
 def other_ops(ops: Bench) -> str:
-    wanted = r"(rms_norm|gated_activation|norms, rotary, cache|sample|link|weights to the GPU) ?.*"
+    wanted = (
+        r"(rms_norm|gated_activation|norms, rotary, cache|sample|link|hand-over|weights to the GPU)"
+        r" ?.*"
+    )
     rows = []
     for match in ops.matches(wanted):
         row = ops.rows[match[0]]

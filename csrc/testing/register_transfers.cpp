@@ -1,10 +1,10 @@
 // Transfers of blocks between a backend's memory and the host's, for tests and benchmarks.
+#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <cstring>
 #include <memory>
-#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -56,24 +56,23 @@ std::vector<DevicePiece> pieces_of(const std::vector<Piece>& pieces) {
   return found;
 }
 
-py::bytes read(DeviceCopies& copies, const std::vector<Piece>& pieces) {
+// What the host has of them, or gets: [bytes] u8.
+using HostBytes = py::array_t<uint8_t, py::array::c_style>;
+
+void read(DeviceCopies& copies, const std::vector<Piece>& pieces, HostBytes& out) {
   const std::vector<DevicePiece> found = pieces_of(pieces);
-  size_t num_bytes = 0;
-  for (const DevicePiece& piece : found) num_bytes += static_cast<size_t>(piece.num_bytes);
-  std::string bytes;
-  {
-    const py::gil_scoped_release release;
-    copies.read(found, [&](const std::byte* staged) {
-      bytes.assign(reinterpret_cast<const char*>(staged), num_bytes);
-    });
-  }
-  return bytes;
+  uint8_t* const to = out.mutable_data();
+  const auto num_bytes = static_cast<size_t>(out.size());
+  const py::gil_scoped_release release;
+  copies.read(found, [&](const std::byte* staged) { std::memcpy(to, staged, num_bytes); });
 }
 
-void write(DeviceCopies& copies, const std::vector<Piece>& pieces, const std::string& bytes) {
+void write(DeviceCopies& copies, const std::vector<Piece>& pieces, const HostBytes& data) {
   const std::vector<DevicePiece> found = pieces_of(pieces);
+  const uint8_t* const from = data.data();
+  const auto num_bytes = static_cast<size_t>(data.size());
   const py::gil_scoped_release release;
-  copies.write(found, [&](std::byte* staged) { std::memcpy(staged, bytes.data(), bytes.size()); });
+  copies.write(found, [&](std::byte* staged) { std::memcpy(staged, from, num_bytes); });
 }
 
 }  // namespace
@@ -95,7 +94,7 @@ void register_testing_transfers(py::module_& testing, py::class_<Backend>& backe
   py::class_<DeviceCopies>(testing, "DeviceCopies", "Parts of a device's memory, beside its ops.")
       .def("mark", &DeviceCopies::mark, "step"_a)
       .def("follow", &DeviceCopies::follow, "step"_a)
-      .def("read", &read, "pieces"_a, "[(array, first byte, bytes)]")
+      .def("read", &read, "pieces"_a, py::arg("out").noconvert(), "[(array, first byte, bytes)]")
       .def("write", &write, "pieces"_a, "data"_a);
   backend.def(
       "make_copies",

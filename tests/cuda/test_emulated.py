@@ -164,7 +164,13 @@ def test_the_benchmarks_run_on_small_shapes_and_leave_their_rows(package, tmp_pa
         "bench-qwen3-0.6b": 0,
     }
     rows = [row["name"] for stage in stages.values() for row in stage["bench"]["rows"]]
-    first = ("attention decode", "torch: attention decode", "invariant linear", "link to")
+    first = (
+        "attention decode",
+        "torch: attention decode",
+        "invariant linear",
+        "link to",
+        "hand-over from",
+    )
     first += (
         "all spans a warp: attention decode",
         "mma: attention prefill",
