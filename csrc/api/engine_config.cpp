@@ -147,10 +147,6 @@ void EngineConfig::validate() const {
     throw NotSupported(concat("enable_expert_parallel on device '", device,
                               "': rows are sent to experts by the host; leave it out: then ranks "
                               "share each expert"));
-  if (parallel.data > 1 && device != "cpu" && device != "ref")
-    throw NotSupported(concat("data_parallel_size=", parallel.data, " on device '", device,
-                              "': replicas of one process share a CPU; run a server a GPU behind "
-                              "llmserve route"));
   if (dtype != DType::kF32 && dtype != DType::kBF16) {
     throw InvalidArgument(concat("dtype must be float32 or bfloat16, got ", name(dtype)));
   }

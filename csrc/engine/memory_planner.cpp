@@ -63,11 +63,13 @@ int64_t idle_bytes(const MemoryPlan& plan) {
   for (size_t rank = 0; rank < plan.ranks.size(); ++rank) {
     const RankPlan& of = plan.ranks[rank];
     int64_t bytes = of.weight_bytes + of.workspace_bytes + of.state_bytes;
-    if (rank == 0) bytes += plan.draft_weights.total_bytes() + plan.draft_workspace_bytes;
+    if (rank == 0)
+      bytes += (plan.draft_weights.total_bytes() + plan.draft_workspace_bytes) /
+               plan.config.parallel.data;
     most = std::max(most, bytes);
     sum += bytes;
   }
-  return most * std::ssize(plan.ranks) - sum;
+  return plan.config.parallel.data * (most * std::ssize(plan.ranks) - sum);
 }
 
 // Bytes beside the KV cache.
@@ -122,6 +124,12 @@ void add_stage(const WeightReport& stage, WeightReport& all) {
   }
   all.num_experts = std::max(all.num_experts, stage.num_experts);
   all.experts_per_token = std::max(all.experts_per_token, stage.experts_per_token);
+}
+
+// Of replicas that have a copy each.
+void multiply(WeightReport& weights, int32_t num_replicas) {
+  for (int64_t& num_bytes : weights.group_bytes) num_bytes *= num_replicas;
+  weights.mapped_bytes *= num_replicas;
 }
 
 bool is_local(const ParallelConfig& parallel, int rank) {
@@ -415,8 +423,7 @@ MemoryPlan plan_memory(const ConfigRequest& request, const Checkpoint& checkpoin
   plan.draft_workspace_bytes = draft.workspace_bytes;
   plan.draft_groups = std::move(draft.groups);
   const int32_t num_replicas = plan.config.parallel.data;
-  for (int64_t& num_bytes : plan.draft_weights.group_bytes) num_bytes *= num_replicas;
-  plan.draft_weights.mapped_bytes *= num_replicas;
+  multiply(plan.draft_weights, num_replicas);
   plan.draft_architecture = std::move(draft.architecture);
   const std::vector<LayerRange> stages = split_layers(plan.config, checkpoint, model, *backend);
   for (int rank = 0; rank < plan.config.parallel.num_ranks(); ++rank)
@@ -426,6 +433,7 @@ MemoryPlan plan_memory(const ConfigRequest& request, const Checkpoint& checkpoin
     plan.draft_workspace_bytes +=
         std::max<int64_t>(0, draft.scratch_bytes[rank] - plan.ranks[rank].scratch_bytes);
   plan.draft_workspace_bytes *= num_replicas;
+  if (has_rank_devices(plan.config)) multiply(plan.weights, num_replicas);
   const WeightFormat format = resolve_weight_format(plan.config.dtype, plan.config.quantization);
   check_all_used(checkpoint,
                  stages.size() == 1

@@ -89,7 +89,7 @@ struct MemoryPlan {
   std::string architecture;
   std::string format;           // of the checkpoint; "config" if there are no weights yet
   std::vector<RankPlan> ranks;  // of one replica
-  WeightReport weights;         // of all ranks; replicas share them
+  WeightReport weights;         // of all ranks; on a host replicas share them, else of all
   int64_t workspace_bytes = 0;  // of all replicas, as are the two below
   int64_t state_bytes = 0;      // of all state slots
   // Of the draft model, where one guesses: what it takes beside the above.

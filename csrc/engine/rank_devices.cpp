@@ -20,37 +20,49 @@ struct Place {
   int num_ranks = 1;
 };
 
-Place place_of(const EngineConfig& config, int rank) {
-  const int num_ranks = config.parallel.num_ranks();
+// "tensor_parallel_size=2, data_parallel_size=2"
+std::string sizes_of(const ParallelConfig& parallel) {
+  std::string sizes = concat("tensor_parallel_size=", parallel.tensor);
+  if (parallel.pipeline > 1) sizes += concat(", pipeline_parallel_size=", parallel.pipeline);
+  if (parallel.data > 1) sizes += concat(", data_parallel_size=", parallel.data);
+  return sizes;
+}
+
+// Of the ranks of all replicas, those of a replica follow one another.
+int num_all_ranks(const ParallelConfig& parallel) { return parallel.data * parallel.num_ranks(); }
+
+Place place_of(const ParallelConfig& parallel, int rank_of_all) {
+  const int num_ranks = num_all_ranks(parallel);
   const int num_devices = num_cuda_devices();
   const char* shared = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
   if (num_ranks > num_devices && (shared == nullptr || std::string_view(shared) != "1"))
     throw NotSupported(
-        concat("tensor_parallel_size=", config.parallel.tensor, " on device 'cuda': ", num_devices,
+        concat(sizes_of(parallel), " on device 'cuda': ", num_devices,
                num_devices == 1 ? " GPU is" : " GPUs are",
                " visible, and each rank needs one of its own; use a smaller number, or set "
                "NCCL_MULTI_RANK_GPU_ENABLE=1, which lets ranks share a GPU for trials"));
-  const int device = rank % num_devices;
+  const int device = rank_of_all % num_devices;
   return {.device = device, .num_ranks = (num_ranks - device - 1) / num_devices + 1};
 }
 
 }  // namespace
 
 bool has_rank_devices(const EngineConfig& config) {
-  return config.device == kCuda && config.parallel.num_ranks() > 1;
+  return config.device == kCuda && num_all_ranks(config.parallel) > 1;
 }
 
 std::unique_ptr<Backend> make_rank_backend(const EngineConfig& config, int rank) {
   const BackendOptions options{.num_threads = thread_share(config, rank).count};
   if (!has_rank_devices(config)) return make_backend(config.device, options);
-  return make_cuda_backend_on(place_of(config, rank).device, options);
+  const int first = config.parallel.replica * config.parallel.num_ranks();
+  return make_cuda_backend_on(place_of(config.parallel, first + rank).device, options);
 }
 
 int64_t free_rank_bytes(const EngineConfig& config) {
-  const int num_ranks = config.parallel.num_ranks();
+  const int num_ranks = num_all_ranks(config.parallel);
   int64_t least = std::numeric_limits<int64_t>::max();
   for (int rank = 0; rank < num_ranks; ++rank) {
-    const Place place = place_of(config, rank);
+    const Place place = place_of(config.parallel, rank);
     least = std::min(least, free_cuda_bytes(place.device) / place.num_ranks);
   }
   return least * num_ranks;
@@ -58,7 +70,7 @@ int64_t free_rank_bytes(const EngineConfig& config) {
 
 // What is gathered is read by another linear layer, or is logits.
 int64_t gathered_bytes(const EngineConfig& config, const StepShape& shape) {
-  if (!has_rank_devices(config)) return 0;
+  if (config.device != kCuda || config.parallel.tensor == 1) return 0;
   return static_cast<int64_t>(sizeof(float)) * std::max(shape.max_tokens * shape.max_in_features,
                                                         shape.max_logit_rows * shape.vocab_size);
 }

@@ -1,4 +1,4 @@
-// Where ranks compute: GPU r has rank r, and a host has them all.
+// Where ranks compute: each has a GPU, those of a replica one after another, and a host has them all.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace llmserve {
 
-// Whether each rank has a device of its own, and exchanges through that.
+// Whether each rank of each replica has a device of its own.
 bool has_rank_devices(const EngineConfig& config);
 
 // Of rank `rank`, with its share of the threads. Where fewer devices than ranks are visible this
@@ -19,7 +19,7 @@ bool has_rank_devices(const EngineConfig& config);
 std::unique_ptr<Backend> make_rank_backend(const EngineConfig& config, int rank);
 
 // Precondition: has_rank_devices(). Bytes that each rank can have, as many as the one with the
-// fewest, times their number. Throws likewise.
+// fewest, times their number in all replicas. Throws likewise.
 int64_t free_rank_bytes(const EngineConfig& config);
 
 // Of the largest tensor that ranks with a device each gather the columns of; 0: there are none.

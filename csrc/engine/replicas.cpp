@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/start_thread.h"
+#include "engine/rank_devices.h"
 #include "engine/step_runner.h"
 
 namespace llmserve {
@@ -18,7 +19,10 @@ Executors make_executors(const EngineConfig& config, const Checkpoint& checkpoin
                                                      nullptr, given_up));
     return executors;
   }
-  const auto shared = std::make_shared<SharedModels>(config.parallel.num_ranks());
+  // On devices of their own each replica has its own copy.
+  const auto shared = has_rank_devices(config)
+                          ? nullptr
+                          : std::make_shared<SharedModels>(config.parallel.num_ranks());
   for (int32_t replica = 0; replica < config.parallel.data; ++replica) {
     EngineConfig own = config;
     own.parallel.replica = replica;

@@ -1,4 +1,4 @@
-// The executors of a model's replicas, which compute with the same weights.
+// The executors of a model's replicas: on a host they compute with the same weights.
 #pragma once
 
 #include <memory>

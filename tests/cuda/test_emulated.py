@@ -30,7 +30,7 @@ def environment(package):
         **os.environ,
         "PYTHONPATH": f"{package}:{TESTS}",
         "LD_LIBRARY_PATH": f"{LIBRARY / 'cublas'}:{LIBRARY / 'nccl'}",  # stand-ins
-        "LLMSERVE_EMULATOR_DEVICES": "3",
+        "LLMSERVE_EMULATOR_DEVICES": "4",
         "LLMSERVE_CUDA_EMULATED": "",
     }
 
@@ -123,6 +123,7 @@ def package(tmp_path_factory):
         ("../cuda/test_nccl_on_device.py", ""),
         ("../cuda/test_ranks_on_gpus.py", ""),
         ("../cuda/test_hand_over_on_gpu.py", ""),
+        ("../cuda/test_replicas_on_gpus.py", ""),
     ],
 )
 def test_the_parity_tests_pass_on_emulated_kernels(package, files, selection):

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -35,6 +36,7 @@ struct Stream {
   uint64_t num_asked = 0;
   uint64_t num_done = 0;
   std::unique_ptr<CUgraph_st> capture;  // where work goes instead
+  std::thread::id captured_by;
 };
 
 // Guards all streams. Work itself asks for events of other streams to come first, so that a thread
@@ -128,13 +130,28 @@ size_t graph_bytes() {
 
 bool is_any_captured() {
   const Lock lock;
-  return std::ranges::any_of(streams,
-                             [](const auto& entry) { return entry.second.capture != nullptr; });
+  return std::ranges::any_of(streams, [](const auto& entry) {
+    return entry.second.capture != nullptr &&
+           entry.second.captured_by == std::this_thread::get_id();
+  });
 }
 
 }  // namespace llmserve::cuda::emulator
 
 using namespace llmserve::cuda::emulator;
+
+// A test's: the device whose calls fail from now on, as after a fault of a kernel; -1: none.
+extern "C" {
+__attribute__((visibility("default"))) std::atomic<int> llmserve_emulator_lost_device = -1;
+}
+
+namespace {
+
+cudaError_t state_of(const Stream& stream, cudaError_t code) {
+  return stream.device == llmserve_emulator_lost_device ? cudaErrorIllegalAddress : code;
+}
+
+}  // namespace
 
 struct CUevent_st {
   Stream* stream = nullptr;
@@ -160,13 +177,13 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   Stream& stream = streams[handle];
   if (stream.capture) return cudaErrorStreamCaptureUnsupported;
   run_until(stream, stream.num_asked);
-  return cudaSuccess;
+  return state_of(stream, cudaSuccess);
 }
 cudaError_t cudaStreamDestroy(cudaStream_t handle) { return cudaStreamSynchronize(handle); }
 cudaError_t cudaStreamQuery(cudaStream_t handle) {
   const Lock lock;
   Stream& stream = streams[handle];
-  return query(stream, stream.num_asked);
+  return state_of(stream, query(stream, stream.num_asked));
 }
 cudaError_t cudaDeviceSynchronize() {
   const Lock lock;
@@ -189,7 +206,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t handle) {
   Stream& stream = streams[handle];
   if (stream.capture) return cudaErrorStreamCaptureUnsupported;
   *event = {&stream, stream.num_asked};
-  return cudaSuccess;
+  return state_of(stream, cudaSuccess);
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned) {
   const Lock lock;
@@ -217,6 +234,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode) {
   const Lock lock;
   streams[handle].capture = std::make_unique<CUgraph_st>();
+  streams[handle].captured_by = std::this_thread::get_id();
   return cudaSuccess;
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t* graph) {
