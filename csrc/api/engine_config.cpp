@@ -132,10 +132,6 @@ void EngineConfig::validate() const {
                               " on device '", device,
                               "': ranks of a CPU read each other's keys; "
                               "use device='cpu', or leave it at 1"));
-  if (parallel.pipeline > 1 && !is_host)
-    throw NotSupported(concat("pipeline_parallel_size=", parallel.pipeline, " on device '", device,
-                              "': stages are of a CPU; use tensor_parallel_size, which gives each "
-                              "GPU a part of every layer"));
   if (parallel.nodes > 1 && !is_host)
     throw NotSupported(concat("nnodes=", parallel.nodes, " on device '", device,
                               "': the GPUs of a model are in one machine; run a server each behind "

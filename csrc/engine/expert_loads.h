@@ -9,6 +9,7 @@
 
 #include "kernels/device_steps.h"
 #include "layers/forward_context.h"
+#include "models/layer_range.h"
 #include "models/model_config.h"
 
 namespace llmserve {
@@ -23,32 +24,37 @@ class ExpertLoads final : public RouteObserver {
     std::vector<int64_t> rows;
   };
 
-  // steps: of the device that the routes are on, until leave_device(); null: they are on the host.
-  ExpertLoads(const ModelConfig& config, DeviceSteps* steps);
+  explicit ExpertLoads(const ModelConfig& config);
 
+  // The routes of these layers are on a device, until leave_device(). Others' are on the host.
+  void join_device(DeviceSteps* steps, const LayerRange& layers);
   // Counts from 0 on, from the next step or layer at the latest. Not while a step is under way on a
   // device, where it throws ResourceExhausted if its memory is full.
   void start();
   bool is_counting() const { return is_counting_.load(std::memory_order_acquire); }
   void see(int64_t layer_idx, const ConstTensor& ids) override;
-  // Before the device goes: what it has counted stays.
-  void leave_device();
+  // Before a device goes: what it has counted stays.
+  void leave_device(const DeviceSteps* steps);
   // Of the layers that have experts, in order; none before start().
   std::vector<Layer> layers() const;
 
  private:
+  struct OnDevice {
+    DeviceSteps* steps = nullptr;
+    LayerRange layers;
+    std::unique_ptr<IdCounts> counts;  // [layers, X], from start() on; or null
+  };
   int64_t count(size_t i) const;
 
   int64_t num_experts_;
   std::vector<int64_t> expert_layers_;
-  std::vector<std::atomic<int64_t>> counts_;  // [layers, X]; beside those of the device
-  mutable std::mutex device_mutex_;      // for who makes or ends what is on the device, or reads it
-  DeviceSteps* steps_;                   // or null
-  std::unique_ptr<IdCounts> on_device_;  // [layers, X], from start() on; or null
+  std::vector<std::atomic<int64_t>> counts_;  // [layers, X]; beside those of devices
+  mutable std::mutex device_mutex_;  // for who makes or ends what is on a device, or reads it
+  std::vector<OnDevice> on_devices_;  // one a stage, or none
   std::atomic<bool> is_counting_ = false;
 };
 
-// Null for a model without experts. steps: as ExpertLoads has it.
-std::shared_ptr<ExpertLoads> make_expert_loads(const ModelConfig& config, DeviceSteps* steps);
+// Null for a model without experts.
+std::shared_ptr<ExpertLoads> make_expert_loads(const ModelConfig& config);
 
 }  // namespace llmserve

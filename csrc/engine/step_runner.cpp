@@ -377,16 +377,17 @@ void StepRunner::meet() {
     for (auto& group : of_place) group = make(pipeline);
   ranks_.run([&](int rank) {
     Worker& worker = *workers_[static_cast<size_t>(rank)];
-    const RankPlace place = rank_place(worker.backend(), worker.staging_bytes());
     const int stage = stage_of(config_, rank);
     const int in_stage = rank % tensor;
-    const auto join = [&](const std::unique_ptr<CommunicatorGroup>& group,
-                          int member) -> std::unique_ptr<Communicator> {
-      if (group) return group->join(member, place);
+    const auto join = [&](const std::unique_ptr<CommunicatorGroup>& group, int member,
+                          int64_t staging_bytes) -> std::unique_ptr<Communicator> {
+      if (group) return group->join(member, rank_place(worker.backend(), staging_bytes));
       return std::make_unique<SingleCommunicator>();
     };
-    worker.join({.tensor_ranks = join(of_stage[static_cast<size_t>(stage)], in_stage),
-                 .stages = join(of_place[static_cast<size_t>(in_stage)], stage),
+    // Columns are gathered among the ranks of a stage alone.
+    worker.join({.tensor_ranks = join(of_stage[static_cast<size_t>(stage)], in_stage,
+                                      worker.staging_bytes()),
+                 .stages = join(of_place[static_cast<size_t>(in_stage)], stage, 0),
                  .second_half = {}});
   });
   const std::lock_guard lock(exchanges_mutex_);

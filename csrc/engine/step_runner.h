@@ -36,7 +36,7 @@ class NodeLeader;  // engine/node_leader.h
 //
 // Among stages as many steps are in flight as there are stages, each in another one: launch() gives
 // a step to the ranks of other threads and nodes, which take steps in their order, and wait() does
-// the part of rank 0, of the last stage. A step that cannot lie there unread, or that has to be
+// the part of rank 0, of the last stage. Stages with devices take it from launch() to their streams. A step that cannot lie there unread, or that has to be
 // alone, goes when those before it have ended.
 //
 // A rank that fails ends the exchanges of the others, and the step. The next step meets in a new
@@ -69,9 +69,11 @@ class StepRunner final : public Executor {
     if (head_ || !config_.async_scheduling) return 1;
     if (draft_ && (steps_ != nullptr || !config_.speculation.is_exact())) return 1;
     if (steps_ != nullptr) return Scheduler::kMaxAhead;
+    if (draft_ || head_ || !config_.async_scheduling) return 1;
+    if (runs_ahead()) return Scheduler::kMaxAhead;
     return std::min(config_.parallel.pipeline, Scheduler::kMaxInFlight);
   }
-  bool runs_ahead() const override { return steps_ != nullptr; }
+  bool runs_ahead() const override { return steps_ != nullptr && config_.parallel.pipeline == 1; }
   void launch(const StepPlan& plan) override;
   const SampledTokens& wait() override;
   void abandon() noexcept override;
@@ -149,6 +151,7 @@ class StepRunner final : public Executor {
   bool has_far_head() const {
     return config_.parallel.tensor > config_.parallel.num_local_last_ranks();
   }
+  // Of a host. Ranks with devices are asked for all of a step at once, and compute it later.
   bool has_stages() const { return config_.parallel.pipeline > 1 && steps_ == nullptr; }
   void run_rank(int rank, const Flight& flight, StepSink& sink);
   // Hands transfers of blocks of steps that have been waited for to the mover.

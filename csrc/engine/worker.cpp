@@ -50,7 +50,8 @@ Worker::Worker(const EngineConfig& config, const Checkpoint& checkpoint, int ran
   vocab_size_ = model().config().vocab_size;
   hidden_size_ = model().config().hidden_size;
   workspace_bytes_ = workspace_bytes(model(), config_);
-  expert_loads_ = make_expert_loads(model().config(), steps_);
+  expert_loads_ = make_expert_loads(model().config());
+  if (expert_loads_ && steps_ != nullptr) expert_loads_->join_device(steps_, layers_);
   kv_places_.assign(model().kv_places().begin(), model().kv_places().end());
   check_internal(std::ranges::equal(model().cache_groups(), config_.cache.groups),
                  "the plan's cache groups are the model's");
@@ -72,7 +73,14 @@ Worker::Worker(const EngineConfig& config, const Checkpoint& checkpoint, int ran
 
 // Others may still read what was counted.
 Worker::~Worker() {
-  if (expert_loads_) expert_loads_->leave_device();
+  if (expert_loads_) expert_loads_->leave_device(steps_);
+}
+
+void Worker::share_expert_loads(const Worker& other) {
+  if (expert_loads_ == other.expert_loads_) return;
+  if (steps_ != nullptr) expert_loads_->leave_device(steps_);
+  expert_loads_ = other.expert_loads_;
+  if (steps_ != nullptr) expert_loads_->join_device(steps_, layers_);
 }
 
 void Worker::release(MemoryPart part) {

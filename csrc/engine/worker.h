@@ -81,7 +81,7 @@ class Worker {
   // Of the largest tensor that it gathers with others.
   int64_t staging_bytes() const { return staging_bytes_; }
   // Counts with another worker, of another stage.
-  void share_expert_loads(const Worker& other) { expert_loads_ = other.expert_loads_; }
+  void share_expert_loads(const Worker& other);
 
   // Its experts run as the balancer of its stage's ranks says, from now on.
   void balance_by(std::shared_ptr<ExpertBalancer> balancer) {

@@ -173,7 +173,6 @@ def test_more_ranks_than_gpus_are_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2 on device 'cuda'"),
         ({"enable_expert_parallel": True}, "enable_expert_parallel on device 'cuda'"),
     ],
 )
