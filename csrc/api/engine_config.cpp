@@ -136,13 +136,6 @@ void EngineConfig::validate() const {
     throw NotSupported(concat("nnodes=", parallel.nodes, " on device '", device,
                               "': the GPUs of a model are in one machine; run a server each behind "
                               "llmserve route"));
-  if (parallel.cut != "columns" && !is_host)
-    throw NotSupported(concat("tensor_parallel_cut=", parallel.cut, " on device '", device,
-                              "': the host adds up what ranks exchange; leave it at columns"));
-  if (parallel.has_whole_experts && parallel.tensor > 1 && !is_host)
-    throw NotSupported(concat("enable_expert_parallel on device '", device,
-                              "': rows are sent to experts by the host; leave it out: then ranks "
-                              "share each expert"));
   if (dtype != DType::kF32 && dtype != DType::kBF16) {
     throw InvalidArgument(concat("dtype must be float32 or bfloat16, got ", name(dtype)));
   }

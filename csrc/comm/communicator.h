@@ -17,7 +17,7 @@ enum class Reduction : uint8_t { kSum, kMax };
 // Calls. Every rank makes the same calls in the same order, send() and recv() apart, with tensors
 // of one dtype and counts that agree. All calls of a rank come from one thread, but for abort().
 // Tensors are contiguous and lie where the rank computes. all_reduce and reduce_scatter take
-// float32, bfloat16 and float16; the others move elements of any dtype.
+// float32, bfloat16, float16 and int32, which wraps around; the others move elements of any dtype.
 //
 // Results. A reduction has the same bits on all ranks. In host memory it adds in float32, in the
 // order of the ranks, and rounds once; NCCL has an order of its own. A maximum with a NaN is NaN in

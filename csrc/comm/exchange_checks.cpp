@@ -52,11 +52,11 @@ void check_moved(const char* op, const ConstTensor& data) {
 }
 
 void check_reduced(const char* op, const ConstTensor& data) {
-  const bool is_float =
-      data.dtype == DType::kF32 || data.dtype == DType::kBF16 || data.dtype == DType::kF16;
-  if (!is_float || !lies_together(data))
+  const bool is_known = data.dtype == DType::kF32 || data.dtype == DType::kBF16 ||
+                        data.dtype == DType::kF16 || data.dtype == DType::kI32;
+  if (!is_known || !lies_together(data))
     throw InvalidArgument(
-        concat(op, ": expected a contiguous tensor in float32, bfloat16 or float16, got ",
+        concat(op, ": expected a contiguous tensor in float32, bfloat16, float16 or int32, got ",
                describe(data)));
 }
 

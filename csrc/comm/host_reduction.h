@@ -14,9 +14,9 @@ namespace llmserve {
 inline constexpr int64_t kReducedAtOnce = 256;
 
 // Reduces elements [begin, begin + count) of the ranks' data of float32, bfloat16 or float16, in
-// the order of the ranks, in float32, and rounds once. Each block of the result, of up to
-// kReducedAtOnce elements, goes to put(results, elements done before, elements). A maximum with a
-// NaN is NaN.
+// the order of the ranks, in float32, and rounds once; or of int32. Each block of the result, of up
+// to kReducedAtOnce elements, goes to put(results, elements done before, elements). A maximum with
+// a NaN is NaN.
 void reduce_in_order(
     std::span<const void* const> data, DType dtype, Reduction reduction, int64_t begin,
     int64_t count,

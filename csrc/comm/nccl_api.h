@@ -20,6 +20,7 @@ struct UniqueId {
 };
 
 inline constexpr int kInt8 = 0;
+inline constexpr int kInt32 = 2;
 inline constexpr int kFloat16 = 6;
 inline constexpr int kFloat32 = 7;
 inline constexpr int kBfloat16 = 9;

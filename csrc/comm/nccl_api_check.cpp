@@ -11,8 +11,8 @@ namespace llmserve::nccl {
 static_assert(sizeof(UniqueId) == sizeof(ncclUniqueId));
 static_assert(sizeof(ncclResult_t) == sizeof(Result) && kSuccess == ncclSuccess &&
               kInProgress == ncclInProgress);
-static_assert(kInt8 == ncclInt8 && kFloat16 == ncclFloat16 && kFloat32 == ncclFloat32 &&
-              kBfloat16 == ncclBfloat16);
+static_assert(kInt8 == ncclInt8 && kInt32 == ncclInt32 && kFloat16 == ncclFloat16 &&
+              kFloat32 == ncclFloat32 && kBfloat16 == ncclBfloat16);
 static_assert(kSum == ncclSum && kMax == ncclMax);
 static_assert(Config{}.magic == NCCL_API_MAGIC && INT_MIN == NCCL_CONFIG_UNDEF_INT);
 static_assert(offsetof(Config, blocking) == offsetof(ncclConfig_t, blocking));

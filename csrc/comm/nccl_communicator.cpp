@@ -33,7 +33,8 @@ class Pause {
   std::chrono::microseconds length_{20};
 };
 
-int float_type(DType dtype) {
+int reduced_type(DType dtype) {
+  if (dtype == DType::kI32) return nccl::kInt32;
   if (dtype == DType::kF32) return nccl::kFloat32;
   return dtype == DType::kBF16 ? nccl::kBfloat16 : nccl::kFloat16;
 }
@@ -43,7 +44,7 @@ struct Moved {
   explicit Moved(DType dtype)
       : is_float(dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16),
         element_bytes(size_bytes(dtype)),
-        type(is_float ? float_type(dtype) : nccl::kInt8) {}
+        type(is_float ? reduced_type(dtype) : nccl::kInt8) {}
   size_t count(int64_t num_elements) const {
     return static_cast<size_t>(is_float ? num_elements : num_elements * element_bytes);
   }
@@ -184,7 +185,7 @@ void NcclCommunicator::all_reduce(const Tensor& data, Reduction reduction) {
   check_reduced("all_reduce", data);
   run("ncclAllReduce", [&] {
     return library_.call.AllReduce(data.data, data.data, static_cast<size_t>(data.num_elements()),
-                                   float_type(data.dtype), op_of(reduction), comm_,
+                                   reduced_type(data.dtype), op_of(reduction), comm_,
                                    options_.queue.stream);
   });
 }
@@ -331,7 +332,7 @@ void NcclCommunicator::reduce_scatter(const ConstTensor& x, const Tensor& out, R
   check_reduced("reduce_scatter", x);
   const Parts parts =
       check_parts("reduce_scatter", out, x, options_.rank, options_.world_size, counts);
-  const int type = float_type(x.dtype);
+  const int type = reduced_type(x.dtype);
   if (parts.is_even) {
     run("ncclReduceScatter", [&] {
       return library_.call.ReduceScatter(x.data, out.data, static_cast<size_t>(out.num_elements()),

@@ -49,7 +49,7 @@ class ExpertLoads final : public RouteObserver {
   int64_t num_experts_;
   std::vector<int64_t> expert_layers_;
   std::vector<std::atomic<int64_t>> counts_;  // [layers, X]; beside those of devices
-  mutable std::mutex device_mutex_;  // for who makes or ends what is on a device, or reads it
+  mutable std::mutex device_mutex_;   // for who makes or ends what is on a device, or reads it
   std::vector<OnDevice> on_devices_;  // one a stage, or none
   std::atomic<bool> is_counting_ = false;
 };

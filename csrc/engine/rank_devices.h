@@ -1,4 +1,5 @@
-// Where ranks compute: each has a GPU, those of a replica one after another, and a host has them all.
+// Where ranks compute: each has a GPU, those of a replica one after another, and a host has them
+// all.
 #pragma once
 
 #include <cstdint>

@@ -385,8 +385,8 @@ void StepRunner::meet() {
       return std::make_unique<SingleCommunicator>();
     };
     // Columns are gathered among the ranks of a stage alone.
-    worker.join({.tensor_ranks = join(of_stage[static_cast<size_t>(stage)], in_stage,
-                                      worker.staging_bytes()),
+    worker.join({.tensor_ranks =
+                     join(of_stage[static_cast<size_t>(stage)], in_stage, worker.staging_bytes()),
                  .stages = join(of_place[static_cast<size_t>(in_stage)], stage, 0),
                  .second_half = {}});
   });
@@ -536,6 +536,10 @@ std::shared_ptr<const ExpertBalancer> StepRunner::balance_experts(
     throw InvalidArgument(
         "enable_eplb: no experts stand whole on ranks; it needs enable_expert_parallel=True and a "
         "tensor_parallel_size above 1");
+  if (steps_ != nullptr)
+    throw NotSupported(
+        "enable_eplb on device 'cuda': ranks run experts from each other's memory, and GPUs have "
+        "their own; leave it out, or use device='cpu'");
   if (leader_)
     throw NotSupported(
         "enable_eplb: an expert that moves is read from another rank's memory, and ranks are on "

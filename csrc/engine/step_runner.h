@@ -36,8 +36,9 @@ class NodeLeader;  // engine/node_leader.h
 //
 // Among stages as many steps are in flight as there are stages, each in another one: launch() gives
 // a step to the ranks of other threads and nodes, which take steps in their order, and wait() does
-// the part of rank 0, of the last stage. Stages with devices take it from launch() to their streams. A step that cannot lie there unread, or that has to be
-// alone, goes when those before it have ended.
+// the part of rank 0, of the last stage. Stages with devices take it from launch() to their
+// streams. A step that cannot lie there unread, or that has to be alone, goes when those before it
+// have ended.
 //
 // A rank that fails ends the exchanges of the others, and the step. The next step meets in a new
 // group: a DeviceError of several ranks is a RankFailure. Where some ranks are in other processes,
@@ -68,8 +69,6 @@ class StepRunner final : public Executor {
   int32_t max_in_flight() const override {
     if (head_ || !config_.async_scheduling) return 1;
     if (draft_ && (steps_ != nullptr || !config_.speculation.is_exact())) return 1;
-    if (steps_ != nullptr) return Scheduler::kMaxAhead;
-    if (draft_ || head_ || !config_.async_scheduling) return 1;
     if (runs_ahead()) return Scheduler::kMaxAhead;
     return std::min(config_.parallel.pipeline, Scheduler::kMaxInFlight);
   }

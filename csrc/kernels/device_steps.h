@@ -22,6 +22,18 @@ struct LateTokens {
   std::span<const int32_t> indices;    // [S'] into them; -1: the row lacks none
 };
 
+// Of ranks that have experts whole, which rows are this one's. local[r] = ids[r] - begin where that
+// is in [0, count), and -1 for the others. Of these, rows[r] becomes 0 in all its bits, so that the
+// ranks' rows can be added up as integers, and weights[r] becomes 0.
+struct OwnExperts {
+  ConstTensor ids;    // [R] i32, contiguous
+  int32_t begin = 0;  // the rank's first expert
+  int32_t count = 0;
+  Tensor local;    // [R] i32, contiguous
+  Tensor rows;     // [R, E] f32, or none; rows may be strided
+  Tensor weights;  // [R] f32, contiguous, or none
+};
+
 // What tells recorded work apart.
 struct RecordKey {
   int64_t num_rows = 0;
@@ -85,6 +97,8 @@ class DeviceSteps {
   // within the block.
   virtual void take_awaited(std::span<const int32_t> token_ids,
                             std::span<const int32_t> awaited_rows) = 0;
+  // As an op, beside the ops of the step.
+  virtual void own_experts(const OwnExperts& args) = 0;
   // Draws rows [first_row, first_row + S') from logits [S', V]; draws [S'] within the block.
   virtual void draw(const ConstTensor& logits, std::span<const SeededDraw> draws,
                     int64_t first_row) = 0;

@@ -1,8 +1,10 @@
 #include "layers/moe.h"
 
 #include <algorithm>
+#include <array>
 
 #include "core/error.h"
+#include "kernels/device_steps.h"
 
 namespace llmserve {
 namespace {
@@ -65,7 +67,7 @@ std::optional<SegmentSum> make_sum(WeightLoader& weights, const ExpertLinearSpec
   const ProductShare share =
       share_products(rank, activations, are_whole ? 1 : ExpertLinear::input_unit(weights, down));
   if (!share.shares_products) return std::nullopt;
-  return SegmentSum(rank, share, hidden_size);
+  return SegmentSum(rank, share, hidden_size, is_on_host(weights.backend()));
 }
 
 Shard input_shard(const ColumnCut& cut) {
@@ -130,7 +132,9 @@ LinearWeight shared_weight(WeightLoader& weights, const std::string& prefix, con
 }
 
 // [T * k] of [T, k].
-ConstTensor flat(const ConstTensor& ids) { return {ids.data, ids.dtype, {ids.num_elements()}}; }
+Tensor flat(const Tensor& ids) { return {ids.data, ids.dtype, {ids.num_elements()}}; }
+
+constexpr int64_t kMaxRanks = 64;  // as the engine's options have it
 
 }  // namespace
 
@@ -140,6 +144,7 @@ Experts::Experts(WeightLoader& weights, const std::string& prefix, int64_t layer
       spec_(spec),
       hidden_size_(mlp.hidden_size),
       activation_(mlp.activation),
+      is_on_host_(is_on_host(weights.backend())),
       max_rows_(weights.backend().mlp_rows()),
       router_(weights.float_linear(WeightGroup::kMlp, prefix + spec.names.router + ".weight",
                                    spec.num_experts, mlp.hidden_size)),
@@ -230,7 +235,9 @@ void Experts::weigh_shared(const ForwardContext& context, const ConstTensor& x,
 void Experts::run_experts(const ForwardContext& context, const ConstTensor& x, const Routes& routes,
                           const Tensor& out, bool accumulate) const {
   if (dispatch_ && sum_) return sum_whole_experts(context, x, routes, out, accumulate);
-  if (dispatch_) return run_whole_experts(context, x, routes, out, accumulate);
+  if (dispatch_)
+    return is_on_host_ ? run_whole_experts(context, x, routes, out, accumulate)
+                       : share_whole_experts(context, x, routes, out, accumulate);
   const Arena::Scope scope(context.arena);
   const Tensor sums = sum_ ? sum_->allocate(context, x.shape[0]) : Tensor();
   const int64_t rows = x.shape[0] * spec_.top_k;
@@ -285,17 +292,14 @@ void Experts::sum_whole_experts(const ForwardContext& context, const ConstTensor
     return context.arena.allocate(DType::kF32, {rows, width});
   };
   const Tensor sums = sum_->allocate(context, x.shape[0]);
-  const ExpertDispatch::Rows mine = dispatch_->dispatch(context, routes.ids);
+  const Tensor experts = claim_rows(context, routes, {});
   const Tensor gate_up = floats(gate_up_.out_features());
   const Tensor activated = floats(spec_.intermediate_size);
   const Tensor given = floats(hidden_size_);  // of this rank's rows
-  gate_up_.forward(context, x, mine.experts, gate_up);
+  gate_up_.forward(context, x, experts, gate_up);
   context.backend.gated_activation(
       {.gate_up = gate_up, .out = activated, .activation = activation_});
-  down_.forward(context, activated, mine.experts, given);
-  // A slot of weight 0 is not read.
-  for (int64_t r = 0; r < rows; ++r)
-    if (mine.experts.as<int32_t>()[r] < 0) routes.weights.as<float>()[r] = 0;
+  down_.forward(context, activated, experts, given);
   context.backend.combine_experts(
       {.x = given, .weights = routes.weights, .out = sum_->own_sum(sums)});
   add_sum(context, sums, out, accumulate);
@@ -336,6 +340,75 @@ void Experts::run_whole_experts(const ForwardContext& context, const ConstTensor
   output_cut_.gather(context, out);
 }
 
+// What the experts of rows are here, -1 of another rank's. Their rows of `given` become 0, or,
+// without that, their weights, which is a slot that nobody reads.
+Tensor Experts::claim_rows(const ForwardContext& context, const Routes& routes,
+                           const Tensor& given) const {
+  if (is_on_host_) {
+    const ExpertDispatch::Rows mine = dispatch_->dispatch(context, routes.ids);
+    for (int64_t r = 0; r < mine.experts.num_elements(); ++r)
+      if (mine.experts.as<int32_t>()[r] < 0) routes.weights.as<float>()[r] = 0;
+    return mine.experts;
+  }
+  const Tensor experts = context.arena.allocate(DType::kI32, {routes.ids.num_elements()});
+  context.backend.steps()->own_experts({.ids = flat(routes.ids),
+                                        .begin = static_cast<int32_t>(dispatch_->own().begin),
+                                        .count = static_cast<int32_t>(dispatch_->own().size),
+                                        .local = experts,
+                                        .rows = given,
+                                        .weights = given ? Tensor() : flat(routes.weights)});
+  return experts;
+}
+
+// Which rows are whose is known on the device alone, so that no rank can bring its own and no more.
+// Each brings zeros in the place of the others' rows, and all are added up as integers: a sum of
+// one row's bits and zeros, which the order does not matter to. Ranks share the tokens then, unless
+// these are fewer.
+void Experts::share_whole_experts(const ForwardContext& context, const ConstTensor& x,
+                                  const Routes& routes, const Tensor& out, bool accumulate) const {
+  const Arena::Scope scope(context.arena);
+  const int64_t rows = x.shape[0] * spec_.top_k;
+  const auto floats = [&](int64_t width) {
+    return context.arena.allocate(DType::kF32, {rows, width});
+  };
+  const Tensor given = floats(hidden_size_);
+  const Tensor experts = claim_rows(context, routes, given);
+  const Tensor gate_up = floats(gate_up_.out_features());
+  const Tensor activated = floats(spec_.intermediate_size);
+  gate_up_.forward(context, x, experts, gate_up);
+  context.backend.gated_activation(
+      {.gate_up = gate_up, .out = activated, .activation = activation_});
+  down_.forward(context, activated, experts, given);
+
+  Communicator& ranks = context.groups.tp;
+  const Tensor bits(given.data, DType::kI32, {rows * hidden_size_});
+  const auto combine = [&](const IndexRange& tokens) {
+    const int64_t k = spec_.top_k;
+    context.backend.combine_experts({.x = given.slice(0, tokens.begin * k, tokens.size * k),
+                                     .weights = routes.weights.slice(0, tokens.begin, tokens.size),
+                                     .out = out.slice(0, tokens.begin, tokens.size),
+                                     .accumulate = accumulate});
+  };
+  const int64_t num_tokens = x.shape[0];
+  if (num_tokens < ranks.world_size()) {
+    ranks.all_reduce(bits, Reduction::kSum);
+    return combine({0, num_tokens});
+  }
+  std::array<int64_t, kMaxRanks> counts{};
+  const auto part = std::span(counts).first(static_cast<size_t>(ranks.world_size()));
+  const auto share = [&](int rank) {
+    return Shard{.rank = rank, .size = ranks.world_size()}.of(num_tokens);
+  };
+  const IndexRange own = share(ranks.rank());
+  const int64_t width = spec_.top_k * hidden_size_;
+  for (size_t r = 0; r < part.size(); ++r) part[r] = share(static_cast<int>(r)).size * width;
+  ranks.reduce_scatter(bits, bits.slice(0, own.begin * width, own.size * width), Reduction::kSum,
+                       part);
+  combine(own);
+  for (int64_t& count : part) count /= spec_.top_k;
+  ranks.all_gather(out.slice(0, own.begin, own.size), out, part);
+}
+
 int64_t Experts::during_experts_bytes(int64_t num_tokens) const {
   const int64_t num_rows = num_tokens * spec_.top_k;
   const auto floats = [&](int64_t width) {
@@ -344,6 +417,9 @@ int64_t Experts::during_experts_bytes(int64_t num_tokens) const {
   const int64_t activations = floats(gate_up_.out_features()) + floats(activation_width()) +
                               (sum_ ? sum_->workspace_bytes(num_tokens) : 0);
   if (!dispatch_) return activations + floats(down_.out_features());
+  if (!is_on_host_)
+    return activations + Arena::footprint_bytes(DType::kI32, {num_rows}) +
+           floats(down_.out_features());
   if (sum_)
     return activations + dispatch_->workspace_bytes(num_rows) + floats(down_.out_features());
   return activations + dispatch_->workspace_bytes(num_rows) + 3 * floats(hidden_size_) +

@@ -45,6 +45,10 @@ class Experts final : public FeedForward {
   // Likewise, of this rank's experts alone, and the other ranks' rows brought to them.
   void run_whole_experts(const ForwardContext& context, const ConstTensor& x, const Routes& routes,
                          const Tensor& out, bool accumulate) const;
+  // Likewise, where ranks have a device each.
+  void share_whole_experts(const ForwardContext& context, const ConstTensor& x,
+                           const Routes& routes, const Tensor& out, bool accumulate) const;
+  Tensor claim_rows(const ForwardContext& context, const Routes& routes, const Tensor& given) const;
   // Likewise, with a sum over the ranks of what theirs give a token.
   void sum_whole_experts(const ForwardContext& context, const ConstTensor& x, const Routes& routes,
                          const Tensor& out, bool accumulate) const;
@@ -61,6 +65,7 @@ class Experts final : public FeedForward {
   ExpertSpec spec_;
   int64_t hidden_size_;
   Activation activation_;
+  bool is_on_host_;      // what decides which rows run with which expert
   int64_t max_rows_;     // at a time; rows do not affect each other, so that the cut changes no bit
   LinearWeight router_;  // [X, E] f32
   VectorWeight router_bias_;                // [X] or empty

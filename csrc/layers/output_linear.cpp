@@ -46,7 +46,7 @@ OutputLinear::OutputLinear(WeightLoader& weights, WeightGroup group, const Outpu
     product.shard = {.axis = ShardAxis::kInput, .range = segment};
     products_.emplace_back(weights, group, std::vector{part}, in_features_, product);
   }
-  sum_.emplace(rank, share_, part.size);
+  sum_.emplace(rank, share_, part.size, is_on_host(weights.backend()));
 }
 
 int64_t OutputLinear::width() const {

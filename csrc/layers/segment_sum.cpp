@@ -61,14 +61,20 @@ void copy_rows(const ForwardContext& context, const Tensor& from, const Tensor& 
   }
 }
 
-SegmentSum::SegmentSum(const TensorRank& rank, const ProductShare& share, int64_t width)
+bool is_on_host(const Backend& backend) { return backend.name() != "cuda"; }
+
+SegmentSum::SegmentSum(const TensorRank& rank, const ProductShare& share, int64_t width,
+                       bool is_on_host)
     : width_(width),
       is_in_rank_order_(rank.cut == LinearCut::kRows),
+      is_reduced_(is_in_rank_order_ && is_on_host),
       is_exchanged_(share.shares_products && rank.size > 1),
       num_segments_(share.num_segments) {
   if (is_in_rank_order_) {
     check_internal(is_exchanged_ && std::ssize(share.segments) == 1, "a rank has one product");
-    trees_ = own_ = {{0, 1}};
+    own_ = {{0, 1}};
+    trees_.assign(is_reduced_ ? 1 : static_cast<size_t>(rank.size), own_.front());
+    first_own_ = is_reduced_ ? 0 : rank.rank;
     return;
   }
   const IndexRange all{0, num_segments_};
@@ -100,7 +106,7 @@ Tensor SegmentSum::own_sum(const Tensor& sums) const { return sum_at(sums, first
 
 void SegmentSum::run(const ForwardContext& context, const Tensor& sums,
                      const Multiply& multiply) const {
-  if (is_in_rank_order_) return multiply(0, sum_at(sums, 0), /*accumulate=*/false);
+  if (is_in_rank_order_) return multiply(0, own_sum(sums), /*accumulate=*/false);
   const Arena::Scope scope(context.arena);
   const Tensor spare =
       num_spare_ == 0 ? Tensor()
@@ -125,8 +131,14 @@ void SegmentSum::run_tree(const ForwardContext& context, const IndexRange& tree,
 Tensor SegmentSum::finish(const ForwardContext& context, const Tensor& sums) const {
   if (!is_exchanged_) return sum_at(sums, 0);
   Communicator& ranks = context.groups.tp;
-  if (is_in_rank_order_) {
+  if (is_reduced_) {
     ranks.all_reduce(sums, Reduction::kSum);
+    return sum_at(sums, 0);
+  }
+  if (is_in_rank_order_) {  // which a library among devices does not keep to
+    ranks.all_gather(own_sum(sums), sums);
+    for (int64_t rank = 1; rank < sums.shape[0]; ++rank)
+      context.backend.add({.out = sum_at(sums, 0), .x = sum_at(sums, rank)});
     return sum_at(sums, 0);
   }
   std::array<int64_t, kTreeSegments> counts{};

@@ -20,10 +20,13 @@ namespace llmserve {
 // to [M, N] = from [M, N], by the op that copies rows on every backend.
 void copy_rows(const ForwardContext& context, const Tensor& from, const Tensor& to);
 
+// Whether ranks with this backend exchange in host memory, which says how much room they need.
+bool is_on_host(const Backend& backend);
+
 class SegmentSum {
  public:
   // Products [M, width].
-  SegmentSum(const TensorRank& rank, const ProductShare& share, int64_t width);
+  SegmentSum(const TensorRank& rank, const ProductShare& share, int64_t width, bool is_on_host);
 
   // Where this rank's sums and those of others go, in the arena.
   Tensor allocate(const ForwardContext& context, int64_t num_rows) const;
@@ -50,6 +53,7 @@ class SegmentSum {
 
   int64_t width_;
   bool is_in_rank_order_;  // one sum a rank, added one after another
+  bool is_reduced_;        // by whom the ranks exchange through, which keeps that order
   bool is_exchanged_;
   int64_t num_segments_;
   int64_t first_ = 0;              // segment of this rank

@@ -120,6 +120,42 @@ def test_guesses_among_gpus_change_nothing(tmp_path: Path, target: Path, method:
     assert metrics.num_accepted_tokens > 0
 
 
+# Each replica has a head, or a draft model, of its own; of stages the last one has it, and is sent
+# the states of the others.
+@pytest.mark.parametrize(
+    ("method", "layout"),
+    [
+        ("eagle", "data_parallel_size"),
+        ("draft_model", "data_parallel_size"),
+        ("eagle3", "pipeline_parallel_size"),
+    ],
+)
+def test_guesses_of_replicas_and_stages_change_nothing(
+    tmp_path: Path, target: Path, method: str, layout: str
+) -> None:
+    if _core_testing.num_gpus() < 2:
+        pytest.skip(f"2 GPUs are needed, and {_core_testing.num_gpus()} are visible")
+    drafter = target if method == "draft_model" else right_head(method, target, tmp_path)
+    config = {"model": str(drafter), "num_speculative_tokens": 3, "adaptive": False}
+    expected, _ = run(target, prompts(), params(12))
+    guessed, metrics = run(target, prompts(), params(12), speculative_config=config, **{layout: 2})
+    assert guessed == expected
+    assert metrics.num_accepted_tokens > 0
+
+
+# Sums over ranks have an order of their own, which guesses do not change.
+def test_guesses_among_gpus_that_cut_along_k_change_nothing(tmp_path: Path, target: Path) -> None:
+    if _core_testing.num_gpus() < 2:
+        pytest.skip(f"2 GPUs are needed, and {_core_testing.num_gpus()} are visible")
+    drafter = right_head("eagle3", target, tmp_path)
+    config = {"model": str(drafter), "num_speculative_tokens": 3, "adaptive": False}
+    options = {"tensor_parallel_size": 2, "tensor_parallel_cut": "rows"}
+    expected, _ = run(target, prompts(), params(12), **options)
+    guessed, metrics = run(target, prompts(), params(12), speculative_config=config, **options)
+    assert guessed == expected
+    assert metrics.num_accepted_tokens > 0
+
+
 def test_a_layer_of_the_models_own_file(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "glm4_moe", num_hidden_layers=2, eos_token_id=None)
     add_draft_layer(tmp_path, 2, VOCAB_SIZE)

@@ -173,14 +173,16 @@ def test_more_ranks_than_gpus_are_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"enable_expert_parallel": True}, "enable_expert_parallel on device 'cuda'"),
+        ({"nnodes": 2}, "nnodes=2 on device 'cuda'"),
+        ({"decode_context_parallel_size": 2}, "decode_context_parallel_size=2 on device 'cuda'"),
     ],
+    ids=str,
 )
 def test_what_gpus_cannot_do_among_them_is_refused_by_name(
     options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(NotSupported, match=message):
-        make_llm(2, "qwen3_moe", **options)
+        make_llm(2, **options)
 
 
 def test_two_ranks_may_share_a_gpu(monkeypatch: pytest.MonkeyPatch, alone: list[object]) -> None:

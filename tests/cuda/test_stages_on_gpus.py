@@ -87,7 +87,7 @@ def test_rows_of_experts_are_counted_in_all_stages() -> None:
             llm.generate([prompt], SamplingParams(max_tokens=5, temperature=0, ignore_eos=True))
             loads.append(llm.expert_loads())
     assert loads[0] == loads[1]
-    assert len(loads[0]) == 3
+    assert set(loads[0]) == {0, 2}  # layer 1 is dense
 
 
 # Of the first stage and of the last, in the first step and in a later one.

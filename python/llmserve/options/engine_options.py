@@ -272,23 +272,24 @@ class EngineOptions:
     data_parallel_size: int = engine_option(
         1,
         _WEIGHTS,
-        "engines of this process that share the weights, each with a KV cache; requests go to "
-        "where they cost least",
+        "engines of this process, each with a KV cache; requests go to where they cost least",
         commands="run serve plan bench",
         minimum=1,
         maximum=64,
-        more="CPU only; the tokens are the same. Each has its part of num_threads; max_num_seqs, "
+        more="The tokens are the same. Each has its part of num_threads, or GPUs of its own with a "
+        "copy of the weights; max_num_seqs, "
         "max_num_batched_tokens and the size of the KV cache are of each. See "
         "[ranks.md](ranks.md)",
     )
     pipeline_parallel_size: int = engine_option(
         1,
         _WEIGHTS,
-        "stages, each of some layers with threads and memory of its own; the tokens are the same",
+        "stages, each of some layers with threads and memory, or a GPU, of its own; the tokens are "
+        "the same",
         commands="run serve plan bench",
         minimum=1,
         maximum=64,
-        more="CPU only. Layers are split by the bytes that a token reads of them. A step passes "
+        more="Layers are split by the bytes that a token reads of them. A step passes "
         "through one stage after another. With tensor_parallel_size each has as many ranks. See "
         "[ranks.md](ranks.md#stages)",
     )

@@ -99,8 +99,9 @@ class MemoryPlan:
 
     weight_bytes, workspace_bytes and kv_cache_bytes are what the engine then holds, exactly, and
     `draft` what it holds besides where a draft model guesses; `ranks`, where there are several,
-    are the parts of each, within one replica. Of num_replicas engines that share the weights,
-    num_blocks, num_tokens and `rows` are of each, and the bytes of all together.
+    are the parts of each, within one replica. Of num_replicas engines, which share the weights
+    unless each has GPUs of its own, num_blocks, num_tokens and `rows` are of each, and the bytes of
+    all together.
     mapped_bytes of the weights are read in place from the file: page cache, not memory of the
     process. integers are the formats of the linear layers that run on integers. quantized says how
     the weights run that the checkpoint has quantized, and notes what else it asks for and is done
@@ -354,8 +355,11 @@ def _speed(
         if flops is not None:
             raise InvalidArgument("an estimate of speed needs a bandwidth beside flops")
         return ()
-    read_bytes = sum(core.weights["group_bytes"][name] for name in _READ_GROUPS)
-    expert_bytes = core.weights["group_bytes"]["experts"]
+    # On GPUs replicas have a copy of the weights each.
+    config = core.config
+    copies = config.parallel.data_parallel_size if config.device == "cuda" else 1
+    read_bytes = sum(core.weights["group_bytes"][name] for name in _READ_GROUPS) // copies
+    expert_bytes = core.weights["group_bytes"]["experts"] // copies
     experts, each = core.weights["num_experts"], core.weights["experts_per_token"]
 
     def read_by(tokens: int) -> float:
@@ -363,11 +367,11 @@ def _speed(
         share = active_experts(experts, each, tokens) / experts if experts else 0.0
         return float(read_bytes + share * expert_bytes)
 
-    num_params = read_by(1) / (2 if core.config.dtype == "bfloat16" else 4)
+    num_params = read_by(1) / (2 if config.dtype == "bfloat16" else 4)
     prefill = None if flops is None else prefill_tokens_per_s(num_params, flops)
     rows = []
     for context in contexts:
-        batch = min(core.pool.num_users(context), core.config.scheduler.max_num_seqs)
+        batch = min(core.pool.num_users(context), config.scheduler.max_num_seqs)
         kv_bytes = context * core.pool.bytes_per_token
         one = decode_tokens_per_s(read_by(1), bandwidth, 1, kv_bytes)
         every = decode_tokens_per_s(read_by(batch), bandwidth, batch, kv_bytes) if batch else 0.0

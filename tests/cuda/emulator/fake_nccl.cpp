@@ -109,7 +109,8 @@ struct Item {
 };
 
 size_t bytes_of(const Exchange& exchange) {
-  const size_t width = exchange.type == nccl::kInt8 ? 1 : exchange.type == nccl::kFloat32 ? 4 : 2;
+  const bool is_wide = exchange.type == nccl::kFloat32 || exchange.type == nccl::kInt32;
+  const size_t width = exchange.type == nccl::kInt8 ? 1 : is_wide ? 4 : 2;
   return exchange.count * width;
 }
 
@@ -126,6 +127,13 @@ std::vector<char> reduced(const Exchange& exchange, size_t begin) {
                ? static_cast<const float*>(part.from)[begin + i]
                : as_float(static_cast<const uint16_t*>(part.from)[begin + i]);
   };
+  for (size_t i = 0; i < exchange.count && exchange.type == nccl::kInt32; ++i) {
+    uint32_t sum = 0;
+    for (const Part& part : exchange.parts)
+      sum += static_cast<const uint32_t*>(part.from)[begin + i];
+    std::memcpy(out.data() + 4 * i, &sum, 4);
+  }
+  if (exchange.type == nccl::kInt32) return out;
   for (size_t i = 0; i < exchange.count; ++i) {
     float sum = element(exchange.parts[0], i);
     for (size_t rank = 1; rank < exchange.parts.size(); ++rank) {

@@ -126,6 +126,17 @@ def test_a_reduction_has_the_bits_of_the_sum_in_rank_order_on_all_ranks(
             np.testing.assert_array_equal(got, expected)
 
 
+def test_a_sum_of_integers_wraps_around() -> None:
+    rng = np.random.default_rng(3)
+    parts = [rng.integers(-(2**31), 2**31, 777).astype(np.int32) for _ in range(3)]
+    data = [part.copy() for part in parts]
+    check_all(run_ranks(3, lambda ranks, i: ranks.all_reduce(data[i])))
+    for got in data:
+        np.testing.assert_array_equal(
+            got, sum(part.astype(np.int64) for part in parts).astype("<i4")
+        )
+
+
 @pytest.mark.parametrize("world_size", [2, 3, 5])
 def test_a_sum_of_much_has_the_same_bits(world_size: int) -> None:
     """Sockets then have each rank add up a part."""
@@ -310,7 +321,7 @@ def test_arguments_are_refused_by_name_and_the_ranks_go_on() -> None:
         with pytest.raises(InvalidArgument, match="expected 5 elements of this rank by the counts"):
             ranks.all_gather(x, np.zeros(10, np.float32), [5, 5])
         with pytest.raises(InvalidArgument, match="all_reduce: expected a contiguous tensor in"):
-            ranks.all_reduce(np.zeros(4, np.int32))
+            ranks.all_reduce(np.zeros(4, np.int64))
         with pytest.raises(InvalidArgument, match=r"a multiple of 2, or counts"):
             ranks.all_to_all(np.zeros(3, np.float32), np.zeros(3, np.float32))
         three = np.zeros(3, np.float32)

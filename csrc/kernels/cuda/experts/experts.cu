@@ -109,6 +109,21 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(CombineParams p) {
               p.weights + token * p.top_k, p.top_k, 1, p.accumulate ? out : nullptr, out);
 }
 
+// blockIdx.x: row.
+__global__ void __launch_bounds__(kThreads) own_kernel(OwnParams p) {
+  wait_for_previous();
+  const int64_t row = blockIdx.x;
+  const int32_t expert = p.ids[row] - p.begin;
+  const bool is_own = expert >= 0 && expert < p.count;
+  if (threadIdx.x == 0) {
+    p.local[row] = is_own ? expert : -1;
+    if (!is_own && p.weights != nullptr) p.weights[row] = 0;
+  }
+  if (is_own || p.rows.data == nullptr) return;
+  float* out = p.rows.data + row * p.rows.stride;
+  for (int64_t i = threadIdx.x; i < p.width; i += kThreads) out[i] = 0;
+}
+
 // One block: the ids of a layer are a few thousand at most, and no other block adds to its totals.
 __global__ void __launch_bounds__(kThreads) count_kernel(CountParams p) {
   LLMSERVE_DYNAMIC_SHARED(int32_t, counts);  // [num_ids]
@@ -141,6 +156,11 @@ void combine_experts(const CombineParams& params, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(params.num_tokens),
                   static_cast<unsigned>(ceil_div(params.width, kThreads)));
   launch_early("combine_experts", combine_kernel, grid, kThreads, 0, stream, params);
+}
+
+void own_experts(const OwnParams& params, cudaStream_t stream) {
+  if (params.num_rows == 0) return;
+  launch_early("own_experts", own_kernel, blocks(params.num_rows), kThreads, 0, stream, params);
 }
 
 void count_ids(const CountParams& params, cudaStream_t stream) {

@@ -41,6 +41,19 @@ struct CombineParams {
 };
 void combine_experts(const CombineParams& params, cudaStream_t stream);
 
+// As in OwnExperts.
+struct OwnParams {
+  const int32_t* ids;  // [R]
+  int64_t num_rows;
+  int32_t begin;
+  int32_t count;
+  int32_t* local;  // [R]
+  Rows rows;       // [R, E], or without data
+  int64_t width;
+  float* weights;  // [R] or null
+};
+void own_experts(const OwnParams& params, cudaStream_t stream);
+
 // As in IdCounts::add. header: of a recorded step, or null. totals and seen [num_ids]: the counts,
 // and what of them the host reads, in mapped memory.
 struct CountParams {

@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "kernels/cuda/cuda_check.h"
+#include "kernels/cuda/experts/experts.h"
 #include "kernels/cuda/experts/id_counts.h"
 
 namespace llmserve::cuda {
@@ -122,6 +123,19 @@ void CudaSteps::take_awaited(std::span<const int32_t> token_ids,
   cuda::take_awaited(reinterpret_cast<const DrawnRow*>(drawn_.data()),
                      block_.on_device(awaited_rows.data()), static_cast<int64_t>(token_ids.size()),
                      const_cast<int32_t*>(block_.on_device(token_ids.data())), memory_.stream());
+}
+
+void CudaSteps::own_experts(const OwnExperts& args) {
+  memory_.make_current();
+  cuda::own_experts({.ids = args.ids.as<int32_t>(),
+                     .num_rows = args.ids.shape[0],
+                     .begin = args.begin,
+                     .count = args.count,
+                     .local = args.local.as<int32_t>(),
+                     .rows = args.rows ? Rows{args.rows.as<float>(), args.rows.strides[0]} : Rows{},
+                     .width = args.rows ? args.rows.shape[1] : 0,
+                     .weights = args.weights ? args.weights.as<float>() : nullptr},
+                    memory_.stream());
 }
 
 void CudaSteps::draw(const ConstTensor& logits, std::span<const SeededDraw> draws,

@@ -46,6 +46,7 @@ class CudaSteps final : public DeviceSteps {
   Tensor drawn() override;
   void take_awaited(std::span<const int32_t> token_ids,
                     std::span<const int32_t> awaited_rows) override;
+  void own_experts(const OwnExperts& args) override;
   void draw(const ConstTensor& logits, std::span<const SeededDraw> draws,
             int64_t first_row) override;
   void sample(const SampleArgs& args, int64_t first_row, const LateTokens& late) override;
