@@ -112,11 +112,14 @@ void ParallelConfig::validate() const {
                               " and pipeline_parallel_size=", pipeline,
                               ": stages exchange once a step, which half batches would "
                               "not hide; leave enable_dbo out, or use tensor_parallel_size"));
-  if (nodes > 1 && decode_context > 1)
-    throw NotSupported(concat("decode_context_parallel_size=", decode_context,
-                              " with nnodes=", nodes,
-                              ": ranks of other machines cannot read each other's keys; "
-                              "use nnodes=1"));
+  for (int32_t i = 1; i < nodes; ++i)
+    if (first_rank_of(i) % decode_context != 0)
+      throw NotSupported(concat("decode_context_parallel_size=", decode_context,
+                                " with nnodes=", nodes,
+                                ": ranks that keep one KV cache read each other's keys and have to "
+                                "be on one node, and node ",
+                                i, " begins with rank ", first_rank_of(i),
+                                "; use a size that divides the ranks of each node"));
   if (nodes > num_ranks())
     throw InvalidArgument(concat("nnodes=", nodes, " with ", num_ranks(),
                                  " ranks: each node has at least one; raise "

@@ -119,6 +119,7 @@ std::string node_settings(const EngineConfig& config, const Checkpoint& checkpoi
   line("max_num_seqs", config.scheduler.max_num_seqs);
   line("block_size", config.cache.block_size);
   line("tensor_parallel_size", config.parallel.tensor);
+  line("decode_context_parallel_size", config.parallel.decode_context);
   line("pipeline_parallel_size", config.parallel.pipeline);
   line("enable_expert_parallel", config.parallel.has_whole_experts);
   line("tensor_parallel_cut", config.parallel.cut);

@@ -11,6 +11,7 @@ import pytest
 from checkpoints import VOCAB_SIZE, checkpoint
 from llmserve import LLM, InvalidArgument, NotSupported, SamplingParams, _core
 from llmserve import _core_testing as testing
+from nodes import nodes
 from test_invariance import Result, result
 
 # Of two spans, three and one; two of them on a common prefix.
@@ -166,6 +167,16 @@ def test_a_rank_that_fails_costs_a_pause(
         assert llm.get_metrics().num_rank_failures == 1
 
 
+@pytest.mark.parametrize("name", ["one KV head", "gpt_oss", "deepseek_v2"])
+def test_two_on_each_of_two_nodes_change_no_bit(name: str) -> None:
+    one = results(name)
+    sizes = {"tensor_parallel_size": 4, "decode_context_parallel_size": 2}
+    given = {**OPTIONS, **sizes, "distributed_timeout_seconds": 60}
+    with nodes(path_of(name), 2, **given) as shared, LLM(path_of(name), **shared) as llm:
+        assert run(llm) == one
+        assert run(llm) == one
+
+
 def test_the_same_memory_holds_as_many_times_the_tokens() -> None:
     memory = {"kv_cache_memory_bytes": 1 << 20, "max_model_len": 256, "num_threads": 1}
 
@@ -217,7 +228,7 @@ def test_the_same_memory_holds_as_many_times_the_tokens() -> None:
         ),
         (
             NotSupported,
-            "decode_context_parallel_size=2 with nnodes=2: ranks of other machines cannot read",
+            "decode_context_parallel_size=2 with nnodes=2: ranks that keep one KV cache read each",
             "one KV head",
             {"tensor_parallel_size": 2, "decode_context_parallel_size": 2, "nnodes": 2},
         ),

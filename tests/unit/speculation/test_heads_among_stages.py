@@ -103,6 +103,31 @@ def test_a_layer_of_the_models_own_file_guesses_the_same_in_stages(
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("num_stages", [1, 2])
+@pytest.mark.parametrize("method", ["eagle3", "mtp"])
+def test_a_head_beside_ranks_that_keep_one_cache(
+    tmp_path: Path, method: str, num_stages: int
+) -> None:
+    """The head's own keys are each rank's."""
+    config: dict[str, Any] = {"num_speculative_tokens": 3, "adaptive": False}
+    if method == "mtp":
+        model = tmp_path
+        make_checkpoint(model, "deepseek_v3", num_hidden_layers=2, eos_token_id=None)
+        add_draft_layer(model, 2, VOCAB_SIZE)
+        config["method"] = "mtp"
+    else:
+        model = checkpoint("llama", num_key_value_heads=1, eos_token_id=None)
+        random_head(method, model, tmp_path)
+        config["model"] = str(tmp_path)
+    found = []
+    together = {"tensor_parallel_size": 2, "decode_context_parallel_size": 2}
+    for parallel in ({}, {**together, **stages(num_stages)}):
+        with LLM(str(model), speculative_config=config, **OPTIONS, **parallel) as llm:
+            found.append(run(llm))
+    assert found[0] == found[1]
+    assert found[0][1][1] > 0
+
+
 # Of three nodes the last has none of the last stage, and the first two share it.
 @pytest.mark.parametrize(
     ("method", "num_nodes", "parallel"),
