@@ -305,10 +305,12 @@ class LoadingModel {
   std::thread thread_;
 };
 
-// A forked child leaves its parent's engine where it is.
+// A forked child leaves its parent's engine where it is, and so does a thread that hangs.
 struct DeleteInOwnProcess {
   void operator()(EngineGroup* engine) const {
-    if (engine->is_of_this_process()) delete engine;
+    if (!engine->is_of_this_process()) return;
+    engine->close();
+    if (!engine->has_left_thread()) delete engine;
   }
 };
 using EngineHolder = std::unique_ptr<EngineGroup, DeleteInOwnProcess>;
@@ -487,6 +489,9 @@ void register_engine(py::module_& module) {
       .def("request_records", &EngineGroup::request_records, Release())
       .def("request_record", &EngineGroup::request_record, "request_id"_a, Release())
       .def_property_readonly("failure", &EngineGroup::failure)
+      .def_property_readonly(
+          "stood_still_s", &EngineGroup::stood_still_s,
+          "Of each replica, for how long its thread has stood still in a step; 0: it goes on.")
       .def("take_notice", &EngineGroup::take_notice)
       .def("sleep", &EngineGroup::sleep, "level"_a, Release())
       .def(

@@ -32,6 +32,12 @@ void RankDoor::close() noexcept {
   has_come_.notify_all();
 }
 
+void RankDoor::end_meeting() noexcept {
+  const std::lock_guard lock(mutex_);
+  ++num_ended_;
+  has_come_.notify_all();
+}
+
 bool RankDoor::is_closed() const {
   const std::lock_guard lock(mutex_);
   return is_closed_;
@@ -113,7 +119,11 @@ std::optional<RankDoor::Comer> RankDoor::take(const RankPlaceName& place, Deadli
   std::erase_if(comers_, [&](const auto& item) {  // of meetings that came to nothing
     return item.first.purpose == RankPurpose::kExchange && place.epoch > item.first.epoch;
   });
-  has_come_.wait_until(lock, until, [&] { return is_closed_ || comers_.contains(place); });
+  const int64_t num_ended = num_ended_;
+  has_come_.wait_until(lock, until, [&] {
+    const bool has_ended = place.purpose == RankPurpose::kExchange && num_ended != num_ended_;
+    return is_closed_ || has_ended || comers_.contains(place);
+  });
   const auto found = comers_.find(place);
   if (is_closed_ || found == comers_.end()) return std::nullopt;
   std::optional<Comer> comer = std::move(found->second);

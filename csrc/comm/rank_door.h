@@ -35,6 +35,9 @@ class RankDoor {
   const SocketAddress& address() const { return listener_.addresses().front(); }
   // The last who came for this place, once it has come; none past the deadline, or after close().
   std::optional<Comer> take(const RankPlaceName& place, Deadline until);
+  // Whoever waits in take() for ranks that exchange waits no more: one of them has gone. Any
+  // thread.
+  void end_meeting() noexcept;
   // Whoever waits in take() waits no more. Any thread.
   void close() noexcept;
   bool is_closed() const;
@@ -62,6 +65,7 @@ class RankDoor {
   std::list<Greeting> greetings_;
   std::map<RankPlaceName, Comer> comers_;
   std::string last_refusal_;
+  int64_t num_ended_ = 0;  // meetings
   bool is_closed_ = false;
   std::thread thread_;
 };

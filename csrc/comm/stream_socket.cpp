@@ -18,6 +18,8 @@
 #include <cstring>
 #include <utility>
 
+#include "core/thread_beat.h"
+
 namespace llmserve {
 namespace {
 
@@ -159,6 +161,7 @@ void StreamSocket::cancel() noexcept {
 }
 
 void StreamSocket::wait(short events, Deadline until) const {
+  const BeatPause pause;
   pollfd waited{.fd = fd_, .events = events, .revents = 0};
   while (true) {
     const int count = poll(&waited, 1, milliseconds_until(until));

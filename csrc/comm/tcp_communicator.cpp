@@ -10,6 +10,7 @@
 #include "comm/exchange_checks.h"
 #include "comm/host_reduction.h"
 #include "core/spin_pause.h"
+#include "core/thread_beat.h"
 
 namespace llmserve {
 namespace {
@@ -124,6 +125,7 @@ void TcpCommunicator::advance_all(RankOp op, DType dtype, std::span<const Part> 
         std::chrono::ceil<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
     if (left.count() <= 0)
       throw DeviceError(concat("rank ", late, " has not come within ", timeout_.count(), " ms"));
+    const BeatPause pause;
     poll(waited.data(), num_waited, static_cast<int>(std::min<int64_t>(left.count(), 3'600'000)));
   }
 }

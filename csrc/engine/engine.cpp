@@ -47,7 +47,8 @@ Engine::Engine(const EngineConfig& config, std::optional<Vocabulary> vocabulary,
       trace_(kNumTracedSteps, kNumTracedRequests, config_.parallel.replica),
       memory_use_(executor_->memory_use()),
       links_(links),
-      block_events_(int64_t{config_.cache.num_blocks} + config_.cache.lower_tier.num_blocks) {
+      block_events_(int64_t{config_.cache.num_blocks} + config_.cache.lower_tier.num_blocks),
+      watch_(executor_->patience(), [this](const std::string& reason) { leave_thread(reason); }) {
   config_.validate();
   if (config_.speculation.is_on()) {
     DraftModel* const draft = executor_->draft_model();
@@ -155,6 +156,8 @@ void Engine::queue(std::vector<Request>& requests) {
                                        : mix64(config_.seed, static_cast<uint64_t>(request.id));
     if (!request.params.logits_processors.empty())
       processors_[request.id] = request.params.logits_processors;
+    std::set<int32_t>& samples = live_[request.id];
+    for (int32_t i = 0; i < request.params.n; ++i) samples.insert(i);
     intake_.requests.push_back(std::move(request));
   }
 }
@@ -262,15 +265,22 @@ void Engine::run() {
   const ThreadShare threads = thread_share(config_, 0);
   if (threads.first > 0) pin_thread_to(threads.first, threads.count);
   pin_thread(0);
+  const BeatScope scope(watch_.beat());
   bool goes_on = true;
   while (goes_on) {
     try {
-      while (take_in()) step();
+      while (take_in()) {
+        const EngineWatch::Work work(watch_);
+        step();
+      }
       goes_on = false;
     } catch (const std::exception& error) {  // the only catch of the loop
       goes_on = go_on_after(error);
     }
   }
+  const std::lock_guard lock(events_mutex_);
+  has_ended_ = true;
+  ended_.notify_all();
 }
 
 // Waits for something to do and hands it to the scheduler; false when the engine is to stop.
@@ -462,7 +472,7 @@ void Engine::finish_step() {
   }
   if (!scheduler_->has_unfinished() || record.step_id % kStepsBetweenLooks == 0) keep_memory_use();
   keep_books(record, *result);
-  links_.events->push(result->events);
+  give_out(result->events);
   scheduler_->recycle(*result);
   // As much time as the step took: no stream falls below half its pace, and a caller whose next
   // request always comes at once is not left with slow steps for ever.
@@ -499,8 +509,13 @@ void Engine::let_go(std::span<const TokenEvent> events) {
     executor_->forget(event.request_id, event.sample_index);
     if (speculator_)
       speculator_->forget(event.request_id, event.sample_index, event.is_request_finished);
-    if (!event.is_request_finished) continue;
     const std::lock_guard lock(intake_mutex_);
+    if (!event.is_request_finished) {
+      if (const auto found = live_.find(event.request_id); found != live_.end())
+        found->second.erase(event.sample_index);
+      continue;
+    }
+    live_.erase(event.request_id);
     processors_.erase(event.request_id);
   }
 }
@@ -541,6 +556,15 @@ void Engine::close() {
       for (const auto& processor : processors) processor->cancel();
   }
   executor_->cancel();
+  {
+    std::unique_lock lock(events_mutex_);
+    ended_.wait(lock, [this] { return has_ended_ || is_given_up_; });
+    has_left_thread_ = !has_ended_;
+  }
+  if (has_left_thread_) {
+    thread_.detach();
+    return;
+  }
   thread_.join();
   {
     const std::lock_guard lock(intake_mutex_);

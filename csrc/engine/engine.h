@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -10,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <thread>
@@ -24,6 +26,7 @@
 #include "core/error.h"
 #include "core/flight_ring.h"
 #include "engine/block_event_feed.h"
+#include "engine/engine_watch.h"
 #include "engine/event_buffer.h"
 #include "engine/exchange_log.h"
 #include "engine/executor.h"
@@ -165,6 +168,14 @@ class Engine {
   // exception elsewhere ends all requests. Three of those in a row, or three steps in a row that
   // fail with DeviceError, stop the engine.
   std::string failure() const;
+  // For how long its thread has stood still in the midst of a step, in seconds, where that is
+  // longer than any step takes; otherwise 0. When it does not come back the engine stops: all
+  // requests end with an error event, and the thread is left where it is.
+  double stood_still_s() const {
+    return std::chrono::duration<double>(watch_.stood_still()).count();
+  }
+  // After close(): its thread was left, and may use it still, so that it must not be destroyed.
+  bool has_left_thread() const { return has_left_thread_; }
   // What does the work: Executor::description().
   const std::string& description() const { return description_; }
   // What was wrong at the start and did no harm; empty: nothing.
@@ -220,6 +231,8 @@ class Engine {
   };
 
   void queue(std::vector<Request>& requests);
+  void leave_thread(const std::string& reason);
+  void give_out(std::span<TokenEvent> events);
   void admit(std::vector<Request>& requests) const;
   void give_news(News news);
   void take(News& news);
@@ -289,6 +302,8 @@ class Engine {
   RequestId next_id_ = 0;  // larger than all that were given
   // By unfinished request. An abort cancels them, since a step may wait for their answer.
   std::unordered_map<RequestId, std::vector<std::shared_ptr<LogitsProcessor>>> processors_;
+  // Samples that have not ended, by unfinished request.
+  std::unordered_map<RequestId, std::set<int32_t>> live_;
   std::string failure_;                              // why the engine stopped; empty while it runs
   std::array<bool, kNumMemoryParts> is_released_{};  // by MemoryPart
 
@@ -305,6 +320,13 @@ class Engine {
 
   const EngineLinks links_;
   BlockEventFeed block_events_;
+
+  std::mutex events_mutex_;   // of who gives events out, and of what follows
+  bool is_given_up_ = false;  // the engine's thread gives none any more
+  bool has_ended_ = false;    // it
+  std::condition_variable ended_;
+  std::atomic<bool> has_left_thread_{false};
+  EngineWatch watch_;
 
   std::mutex close_mutex_;
   std::thread thread_;

@@ -84,6 +84,8 @@ void Engine::take_over(MovingRequest& moving) {
   const Request& request = moving.request.mapped().context.request;
   if (!request.params.logits_processors.empty())
     processors_[request.id] = request.params.logits_processors;
+  for (const auto& sequence : moving.request.mapped().sequences)
+    live_[request.id].insert(sequence->sample_index);
   intake_.taken_over.push_back(std::move(moving));
   intake_ready_.notify_one();
 }
@@ -114,6 +116,7 @@ void Engine::pass_on(std::vector<LeavingRequest> leaving, const std::string& rea
     {
       const std::lock_guard lock(intake_mutex_);
       processors_.erase(id);
+      live_.erase(id);
     }
     moving.push_back(
         {.request = std::move(request), .record = trace_.take(id), .live = recorder_.take(id)});
@@ -159,7 +162,42 @@ void Engine::fail_all(const std::string& reason) {
 void Engine::give_out_failures(StepRecord& record, StepResult result) {
   let_go(result.events);
   keep_books(record, result);
-  links_.events->push(result.events);
+  give_out(result.events);
+}
+
+void Engine::give_out(std::span<TokenEvent> events) {
+  const std::lock_guard lock(events_mutex_);
+  if (!is_given_up_) links_.events->push(events);
+}
+
+// Whatever the thread would have said of its requests, nobody knows. On the watch's thread.
+void Engine::leave_thread(const std::string& reason) {
+  std::vector<TokenEvent> events;
+  {
+    const std::lock_guard lock(intake_mutex_);
+    failure_ = reason;
+    intake_ = {};
+    intake_.stop = true;
+    for (const auto& [id, samples] : live_) {
+      for (const int32_t sample : samples) {
+        TokenEvent& event = events.emplace_back();
+        event.request_id = id;
+        event.sample_index = sample;
+        event.finish_reason = FinishReason::kError;
+        event.error = reason;
+        event.is_request_finished = sample == *samples.rbegin();
+      }
+    }
+    live_.clear();
+  }
+  if (links_.listener != nullptr) links_.listener->note_stop(config_.parallel.replica, reason);
+  {
+    const std::lock_guard lock(events_mutex_);
+    is_given_up_ = true;
+    ended_.notify_all();
+    links_.events->push(events);
+  }
+  room_made_.notify_all();
 }
 
 // The last events of requests that the scheduler has not seen. It is not asked to take them in now:

@@ -291,6 +291,17 @@ std::string EngineGroup::take_hand_over_failure() {
   return {};
 }
 
+std::vector<double> EngineGroup::stood_still_s() const {
+  std::vector<double> seconds;
+  for (const auto& engine : engines_) seconds.push_back(engine->stood_still_s());
+  return seconds;
+}
+
+bool EngineGroup::has_left_thread() const {
+  return std::ranges::any_of(engines_,
+                             [](const auto& engine) { return engine->has_left_thread(); });
+}
+
 EngineMetrics EngineGroup::metrics() const {
   EngineMetrics metrics = first().metrics();
   for (size_t i = 1; i < engines_.size(); ++i) metrics = sum(metrics, engines_[i]->metrics());

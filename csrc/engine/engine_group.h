@@ -66,6 +66,10 @@ class EngineGroup final : private EngineListener {
   EngineHistograms histograms() const;
   // Why the engine stopped: of several, the last that did. Empty while any runs.
   std::string failure() const;
+  // [replicas] as Engine has it.
+  std::vector<double> stood_still_s() const;
+  // After close(): it must not be destroyed.
+  bool has_left_thread() const;
   const std::string& description() const { return first().description(); }
   const std::string& warning() const { return first().warning(); }
   MemoryUse memory_use() const;

@@ -11,6 +11,7 @@
 #include "api/sampled_tokens.h"
 #include "core/error.h"
 #include "core/tensor.h"
+#include "engine/rank_patience.h"
 #include "scheduler/news.h"
 #include "scheduler/step_plan.h"
 
@@ -89,6 +90,8 @@ class Executor {
   virtual const SampledTokens& wait() = 0;
   // Where launch() or wait() has thrown, or nobody will wait: no step is in flight any more.
   virtual void abandon() noexcept {}
+  // How long the thread that calls it may stand still in a step; none: nobody knows.
+  virtual RankPatience patience() const { return {}; }
   // It has thrown RankLeft. It must not be destroyed: who owns it leaves it where it is.
   virtual bool has_left_rank() const { return false; }
   // Who waits in it for other processes waits no more, and throws. Any thread.

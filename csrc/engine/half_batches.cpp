@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/pin_thread.h"
+#include "core/thread_beat.h"
 #include "layers/attention_order.h"
 
 namespace llmserve {
@@ -46,6 +47,7 @@ class HalfBatches::Half final : public ExchangeWatch,
   void begin_attention() override {
     ++num_begun_;
     if (idx_ == 0) return;
+    const BeatPause pause;
     both_.has_attended_.wait(
         turn_, [&] { return both_.num_attended_ >= num_begun_ || both_.has_failed_; });
     if (both_.has_failed_) throw DeviceError("the other half of the step has failed");
@@ -61,6 +63,7 @@ class HalfBatches::Half final : public ExchangeWatch,
   }
   void end_exchange() noexcept override {
     logged_.end_exchange();
+    const BeatPause pause;
     turn_.lock();
   }
 

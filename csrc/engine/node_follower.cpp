@@ -49,12 +49,18 @@ StepLimits limits_of(const EngineConfig& config, const Worker& worker) {
 
 }  // namespace
 
-NodeFollower::NodeFollower(ConfigRequest request, std::shared_ptr<const Checkpoint> checkpoint)
+NodeFollower::NodeFollower(ConfigRequest request, std::shared_ptr<const Checkpoint> checkpoint,
+                           const RankPatience& patience, WrapEnd wrap)
     : request_(std::move(request)),
       checkpoint_(std::move(checkpoint)),
       config_(plan_memory(request_, *checkpoint_).config),
       settings_(node_settings(config_, *checkpoint_)),
-      ranks_(config_.parallel.num_local_ranks(), [this] { give_up_exchanges(); }) {
+      wrap_(std::move(wrap)),
+      ranks_(config_.parallel.num_local_ranks(),
+             {.on_failure = [this] { give_up_exchanges(); },
+              .patience = patience,
+              .has_far_ranks = true,
+              .on_left = [this](const std::string& reason) { leave_thread(reason); }}) {
   if (config_.parallel.node == 0)
     throw InvalidArgument("node_rank=0 has rank 0 and takes requests: make an LLM of it");
   thread_ = start_thread([this] { watch(); });
@@ -202,6 +208,8 @@ void NodeFollower::run() {
       while (obey(orders_->receive(Clock::now() + kForever))) {
       }
       return;
+    } catch (const RankLeft&) {
+      throw;
     } catch (const DeviceError&) {
       if (is_stopped_ || has_ended_) return;
       leave();
@@ -262,6 +270,9 @@ bool NodeFollower::obey(const RankFrame& frame) {
       default:
         throw DeviceError("an order that is none");
     }
+  } catch (const RankLeft& error) {
+    leave_thread(error.what());
+    throw;
   } catch (const std::exception& error) {
     failure = error.what();
   }
@@ -283,12 +294,16 @@ void NodeFollower::meet(RankMeeting meeting) {
                                            .timeout = std::chrono::minutes(10)},
                                           Clock::now() + kMeetingTime);
   const std::lock_guard lock(mutex_);
-  for (size_t i = 0; i < ends.size(); ++i) workers_[i]->join(std::move(ends[i]));
+  for (size_t i = 0; i < ends.size(); ++i) {
+    if (wrap_) ends[i].tensor_ranks = wrap_(std::move(ends[i].tensor_ranks));
+    workers_[i]->join(std::move(ends[i]));
+  }
   has_met_ = can_abort_ = true;
 }
 
 void NodeFollower::run_step(Bytes payload) {
   const StepBatch& batch = reader_->read(payload);
+  const RankThreads::Awaited awaited(ranks_);
   ranks_.run([&](int local) {
     Worker& worker = *workers_[static_cast<size_t>(local)];
     NoSink sink;
@@ -302,6 +317,7 @@ void NodeFollower::run_head(Bytes payload) {
   if (!head_) throw DeviceError("a step of a head that there is not");
   const HeadStep& step = head_reader_->read(payload);
   head_->lay_out(step);
+  const RankThreads::Awaited awaited(ranks_);
   ranks_.run([&](int local) {
     head_->run(local, step, [](const ConstTensor&, size_t) {
       throw InternalError("a rank of another process draws nothing; please report this");
@@ -357,6 +373,21 @@ void NodeFollower::leave() {
   has_met_ = can_abort_ = false;
   for (const auto& worker : workers_)
     if (worker) worker->join(RankEnds::alone());
+}
+
+// Node 0 finds that this one has gone, and waits for another.
+void NodeFollower::leave_thread(const std::string& reason) noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    left_ = reason;
+  }
+  is_stopped_ = true;
+  lose_leader();
+}
+
+std::string NodeFollower::left() const {
+  const std::lock_guard lock(mutex_);
+  return left_;
 }
 
 void NodeFollower::lose_leader() noexcept {

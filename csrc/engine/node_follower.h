@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -24,7 +25,10 @@ namespace llmserve {
 class NodeFollower {
  public:
   // checkpoint: request.model, opened. Throws what plan_memory throws but for what does not fit.
-  NodeFollower(ConfigRequest request, std::shared_ptr<const Checkpoint> checkpoint);
+  // wrap: makes of each end of its ranks that of the tensor ranks, for tests; none: it stays.
+  using WrapEnd = std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)>;
+  NodeFollower(ConfigRequest request, std::shared_ptr<const Checkpoint> checkpoint,
+               const RankPatience& patience = kHostPatience, WrapEnd wrap = {});
   ~NodeFollower();
   NodeFollower(const NodeFollower&) = delete;
   NodeFollower& operator=(const NodeFollower&) = delete;
@@ -33,7 +37,12 @@ class NodeFollower {
   // ends, or stop(). Where the connection breaks it looks for that process anew, with the weights
   // that it has. Throws DeviceError where there is none within the cluster's timeout,
   // InvalidArgument where that process refuses it, and what loading throws. On one thread, once.
+  // Throws RankLeft where the thread of a rank hangs. If that is the caller's own it does not
+  // return: left() says so.
   void run();
+  // Why a thread was left where it is; then this must not be destroyed. Empty: none was. Any
+  // thread.
+  std::string left() const;
   // Any thread.
   void stop() noexcept;
   // Steps that it has computed.
@@ -55,6 +64,7 @@ class NodeFollower {
   void end_blocks();
   void give_up_exchanges() noexcept;
   void leave();
+  void leave_thread(const std::string& reason) noexcept;
   void lose_leader() noexcept;
   void watch();
   void check_goes_on() const;
@@ -63,6 +73,7 @@ class NodeFollower {
   const std::shared_ptr<const Checkpoint> checkpoint_;
   EngineConfig config_;
   const std::string settings_;
+  const WrapEnd wrap_;
   int32_t num_blocks_ = 0;  // that rank 0's process has decided when this one came first
   RankThreads ranks_;
   std::vector<std::unique_ptr<Worker>> workers_;  // [local ranks]
@@ -83,6 +94,7 @@ class NodeFollower {
   std::condition_variable over_;
   std::unique_ptr<RankLink> orders_, beats_, blocks_;
   Deadline last_beat_;
+  std::string left_;        // why a thread was
   bool can_abort_ = false;  // the workers have ends that nobody replaces now
   std::thread thread_;      // that watches
 };

@@ -306,7 +306,9 @@ void NodeLeader::watch() {
         follower.blocks->link->cancel();
       }
     }
-    if (is_loss) on_loss_();
+    if (!is_loss) continue;
+    on_loss_();
+    door_.end_meeting();
   }
 }
 

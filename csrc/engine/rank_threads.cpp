@@ -15,11 +15,6 @@ namespace {
 // What lies between two steps, and an equal rank's delay within one: 100 µs or so.
 constexpr int kSpinsBeforeSleep = 4000;
 
-constexpr std::chrono::milliseconds kBetweenLooks{250};
-// A thread that gets this part of a processor's time computes, also where many want one, or reads
-// weights from a disk. One that sleeps and looks up again and again gets less.
-constexpr int64_t kMinBusyShare = 32;
-
 // Who spins on the core that another rank needs keeps it from what it waits for.
 int spins_before_sleep(int num_ranks) {
   return static_cast<int>(std::thread::hardware_concurrency()) < num_ranks ? 0 : kSpinsBeforeSleep;
@@ -32,15 +27,13 @@ void spin_until(const IsDone& is_done, int max_spins) {
 
 }  // namespace
 
-RankThreads::RankThreads(int num_ranks, std::function<void()> on_failure,
-                         const RankPatience& patience)
+RankThreads::RankThreads(int num_ranks, Options options)
     : num_ranks_(num_ranks),
       max_spins_(spins_before_sleep(num_ranks)),
-      on_failure_(std::move(on_failure)),
-      patience_(patience),
+      options_(std::move(options)),
       ranks_(static_cast<size_t>(num_ranks)) {
   try {
-    if (num_ranks > 1 && patience.still.count() > 0) watch_ = start_thread([this] { watch(); });
+    if (is_watched()) watch_ = start_thread([this] { watch(); });
     for (int rank = 1; rank < num_ranks; ++rank)
       threads_.push_back(start_thread([this, rank] { serve(rank); }));
   } catch (...) {
@@ -92,6 +85,7 @@ void RankThreads::finish_task(const void* work) {
 void RankThreads::wait_for_end(Posted& posted) {
   const auto has_ended = [&] { return posted.num_running == 0 || has_left_; };
   spin_until(has_ended, max_spins_);
+  const BeatPause pause;
   std::unique_lock lock(mutex_);
   has_ended_.wait(lock, has_ended);
 }
@@ -116,7 +110,8 @@ void RankThreads::run_rank(Posted& posted, int rank) {
     return;
   }
   Rank& own = ranks_[static_cast<size_t>(rank)];
-  const BeatScope scope(own.beat);
+  const BeatScope scope(own.own_beat);
+  own.beat = &scope.beat();
   own.is_working = true;
   try {
     posted.task.call(posted.task.work, rank);
@@ -137,47 +132,49 @@ void RankThreads::fail(int rank, std::exception_ptr failure) {
       has_failed_ = true;
     }
   }
-  if (on_failure_) on_failure_();
+  if (options_.on_failure) options_.on_failure();
 }
 
-// Time is counted by looks, so that a process that was stopped as a whole finds nobody late.
 void RankThreads::watch() {
   unpin_thread();
   while (true) {
     {
       std::unique_lock lock(mutex_);
-      if (over_.wait_for(lock, kBetweenLooks, [this] { return is_stopping_.load(); })) return;
+      if (over_.wait_for(lock, RankPatience::kBetweenLooks, [this] { return is_stopping_.load(); }))
+        return;
     }
-    const auto waits = [](const Rank& rank) { return rank.is_working && rank.beat.is_paused; };
-    const auto num_waiting = static_cast<int>(std::ranges::count_if(ranks_, waits));
+    const auto num_waiting =
+        static_cast<int>(std::ranges::count_if(ranks_, &Rank::waits)) + (is_awaited_ ? 1 : 0);
     for (int rank = 0; rank < num_ranks_; ++rank) look_at(rank, num_waiting);
   }
 }
 
 void RankThreads::look_at(int rank, int num_waiting) {
   Rank& own = ranks_[static_cast<size_t>(rank)];
-  const int64_t num_ops = own.beat.num_ops;
-  if (!own.is_working || own.beat.is_paused || num_ops != own.num_ops) {
-    own.num_ops = num_ops;
-    own.cpu_us = own.beat.cpu_us();
-    own.still = {};
-    own.is_lost = false;
-    return;
-  }
-  own.still += kBetweenLooks;
-  const bool is_busy = own.beat.cpu_us() - own.cpu_us > own.still.count() * 1000 / kMinBusyShare;
-  const auto patience = is_busy ? patience_.busy : patience_.still;
-  const std::string what =
-      concat("rank ", rank, " of ", num_ranks_, " has stood still for ", own.still.count() / 1000,
-             " s, after the op ", own.beat.op.load(), " was begun, while others wait for it");
-  if (!own.is_lost && num_waiting > 0 && own.still >= patience) {
+  const RankPatience& patience = options_.patience;
+  own.still.look(*own.beat.load(), own.is_working, RankPatience::kBetweenLooks);
+  const std::chrono::milliseconds time = own.still.time();
+  if (time.count() == 0) own.is_lost = false;
+  const bool is_late = own.still.idle() >= patience.still || time >= patience.busy;
+  if (!is_late) return;
+  const std::string what = concat(
+      "rank ", rank, " of ", num_ranks_, " has stood still for ", time.count() / 1000,
+      " s, after the op ", own.beat.load()->op.load(), " was begun, while others wait for it");
+  if (!own.is_lost && num_waiting > 0) {
     own.is_lost = true;
+    own.left_at = time + patience.left;
     fail(rank, std::make_exception_ptr(DeviceError(what)));
   }
-  if (!own.is_lost || rank == 0 || own.still < patience + patience_.left) return;
+  if (!own.is_lost || own.is_left || time < own.left_at) return;
+  own.is_left = true;
+  const std::string reason = concat(what, "; its thread cannot be ended: restart the process");
+  if (rank == 0) {
+    if (options_.on_left) options_.on_left(reason);
+    return;
+  }
   const std::lock_guard lock(mutex_);
   if (has_left_) return;
-  reason_ = concat(what, "; its thread cannot be ended: restart the process");
+  reason_ = reason;
   has_left_ = true;
   has_ended_.notify_all();
 }

@@ -15,32 +15,33 @@
 
 #include "core/prefetch.h"
 #include "core/thread_beat.h"
+#include "engine/rank_patience.h"
 
 namespace llmserve {
 
-// How long one of several ranks may stand still in a work while another one waits for it.
-struct RankPatience {
-  // It begins no op, and no processor works for its thread: then the work fails. 0: nobody looks.
-  std::chrono::milliseconds still{0};
-  // Likewise, while a processor does: no op takes so long.
-  std::chrono::milliseconds busy{60'000};
-  // For it to come back then; later it is left behind.
-  std::chrono::milliseconds left{10'000};
-};
-
 // Rank 0 works on the thread that calls, so that one rank alone starts no thread and takes no lock.
 //
-// With patience, a thread of its own looks at the ranks: one that stands still fails the work as if
-// it had thrown. A thread cannot be ended. The work lasts until it has come back, or is left: then
-// RankLeft is thrown, and this object must not be destroyed. Of rank 0, which works on its caller's
-// thread, only the other ranks are freed.
+// With patience, a thread of its own looks at the ranks: one that stands still while others wait
+// for it fails the work as if it had thrown. A thread cannot be ended. The work lasts until it has
+// come back, or is left: then RankLeft is thrown, and this object must not be destroyed. Rank 0
+// works on its caller's thread, so that the others are freed and nothing is thrown until it comes
+// back: `on_left` says that it has not.
 class RankThreads {
  public:
   // `on_failure` is called on the thread of the first rank whose work throws, and on those of
-  // others that throw after it: it ends the waits of ranks that wait for each other. Throws
+  // others that throw after it: it ends the waits of ranks that wait for each other. `on_left` is
+  // called on a thread of this object where rank 0 has not come back, with the reason.
+  // has_far_ranks: ranks of other processes wait, too, while await_work(true) says so. Throws
   // ResourceExhausted where the system does not give the threads.
-  explicit RankThreads(int num_ranks, std::function<void()> on_failure = {},
-                       const RankPatience& patience = {});
+  struct Options {
+    std::function<void()> on_failure = {};
+    RankPatience patience = {};
+    bool has_far_ranks = false;
+    std::function<void(const std::string& reason)> on_left = {};
+  };
+  explicit RankThreads(int num_ranks, Options options);
+  explicit RankThreads(int num_ranks, std::function<void()> on_failure = {})
+      : RankThreads(num_ranks, Options{.on_failure = std::move(on_failure)}) {}
   ~RankThreads();
   RankThreads(const RankThreads&) = delete;
   RankThreads& operator=(const RankThreads&) = delete;
@@ -54,7 +55,7 @@ class RankThreads {
   // caller at a time, and nothing is posted.
   template <class Work>
   void run(const Work& work) {
-    if (num_ranks() == 1) return work(0);
+    if (is_plain()) return work(0);
     post_task(task_of(work));
     finish_task(&work);
   }
@@ -66,13 +67,28 @@ class RankThreads {
   static constexpr int64_t kMaxPosted = 4;
   template <class Work>
   void post(const Work& work) {
-    if (num_ranks() > 1) post_task(task_of(work));
+    if (!is_plain()) post_task(task_of(work));
   }
   template <class Work>
   void finish(const Work& work) {
-    if (num_ranks() == 1) return work(0);
+    if (is_plain()) return work(0);
     finish_task(&work);
   }
+  // From now on ranks of other processes wait for those of this one, or do not.
+  void await_work(bool is_awaited) { is_awaited_ = is_awaited; }
+  // They do in this scope.
+  class Awaited {
+   public:
+    explicit Awaited(RankThreads& ranks) : ranks_(ranks) {
+      ranks_.await_work(ranks_.options_.has_far_ranks);
+    }
+    ~Awaited() { ranks_.await_work(false); }
+    Awaited(const Awaited&) = delete;
+    Awaited& operator=(const Awaited&) = delete;
+
+   private:
+    RankThreads& ranks_;
+  };
   // After finish() has thrown, or where nobody will finish() what is posted: returns when no rank
   // works. The caller ends exchanges with rank 0 first.
   void drain() noexcept;
@@ -96,6 +112,9 @@ class RankThreads {
     return {[](const void* context, int rank) { (*static_cast<const Work*>(context))(rank); },
             &work};
   }
+  // One rank, for which nobody waits: nothing is to be done beside its work.
+  bool is_plain() const { return num_ranks_ == 1 && !options_.has_far_ranks; }
+  bool is_watched() const { return !is_plain() && options_.patience.still.count() > 0; }
   Posted& posted(int64_t number) { return posted_[static_cast<size_t>(number % kMaxPosted)]; }
   void post_task(const Task& task);
   void finish_task(const void* work);
@@ -108,21 +127,25 @@ class RankThreads {
   void look_at(int rank, int num_waiting);
   void stop();
 
-  // What is known of a rank, and by the watching thread alone how it was when it last got on.
+  // What is known of a rank, and by the watching thread alone for how long it has stood still.
   struct alignas(kCacheLineBytes) Rank {
-    ThreadBeat beat;
+    ThreadBeat own_beat;
+    // Where its thread's signs go; valid while it works.
+    std::atomic<const ThreadBeat*> beat{&own_beat};
     std::atomic<bool> is_working{false};
-    int64_t num_ops = 0;
-    int64_t cpu_us = 0;
-    std::chrono::milliseconds still{0};  // since, as far as that thread has looked
-    bool is_lost = false;                // it has failed the work for it
+    StandStill still;
+    bool is_lost = false;                  // it has failed the work for it
+    std::chrono::milliseconds left_at{0};  // of its standing still, when it will be left
+    bool is_left = false;                  // it was
+
+    bool waits() const { return is_working && beat.load()->is_paused; }
   };
 
   const int num_ranks_;
   const int max_spins_;
-  const std::function<void()> on_failure_;
-  const RankPatience patience_;
+  const Options options_;
   std::vector<Rank> ranks_;
+  std::atomic<bool> is_awaited_{false};
   std::mutex mutex_;  // guards what follows
   std::condition_variable has_work_;
   std::condition_variable has_ended_;

@@ -82,9 +82,10 @@ StepRunner::StepRunner(const EngineConfig& config, const Checkpoint& checkpoint,
                        const std::stop_token& given_up, const RankPatience& patience)
     : config_(config),
       make_group_(std::move(make_group)),
-      ranks_(
-          config.parallel.num_local_ranks(), [this] { give_up_exchanges(); },
-          config.parallel.nodes == 1 ? patience : RankPatience()),
+      patience_(patience),
+      ranks_(config.parallel.num_local_ranks(), {.on_failure = [this] { give_up_exchanges(); },
+                                                 .patience = patience,
+                                                 .has_far_ranks = config.parallel.nodes > 1}),
       leader_(make_leader(checkpoint)),
       workers_(make_workers(ranks_, config, checkpoint, shared)),
       steps_(first().steps()),
@@ -126,6 +127,7 @@ void StepRunner::give_up_exchanges() noexcept {
 }
 
 void StepRunner::meet_other_nodes() {
+  const BeatPause pause;  // they may take as long as the cluster's timeout
   std::vector<RankEnds> ends = leader_->meet();
   {
     const std::lock_guard lock(exchanges_mutex_);
@@ -281,6 +283,7 @@ void StepRunner::begin(const StepPlan& plan, StepBatch& batch, Flight& flight) {
   flight.draw = std::make_unique<Draw>(*this, plan, batch, flight);
   flight.work = {.runner = this, .flight = &flight};
   flight.is_posted = false;
+  flight.wire.clear();
   if (num_posted_ == num_begun_++) post(flight);
 }
 
@@ -292,11 +295,15 @@ bool StepRunner::post(Flight& flight) {
     return false;  // places change between two steps
   }
   if (leader_) {
-    write_step(*flight.batch, config_.cache.block_size, hidden_size(), wire_);
-    if (num_posted_ > 0 && std::ssize(wire_) > kMaxUnreadBytes) return false;
+    if (flight.wire.empty())
+      write_step(*flight.batch, config_.cache.block_size, hidden_size(), flight.wire);
+    if (num_posted_ > 0 && std::ssize(flight.wire) > kMaxUnreadBytes) return false;
   }
   if (balancer_) balancer_->begin_step();
-  if (leader_) run_guarded([&] { leader_->run(RankFrameType::kStep, wire_); });
+  if (leader_) {
+    run_guarded([&] { leader_->run(RankFrameType::kStep, flight.wire); });
+    ranks_.await_work(true);
+  }
   ranks_.post(flight.work);
   flight.is_posted = true;
   ++num_posted_;
@@ -310,6 +317,7 @@ void StepRunner::end(Flight& flight) {
   run_guarded([&] { ranks_.finish(flight.work); });
   --num_posted_;
   --num_begun_;
+  if (num_posted_ == 0) ranks_.await_work(false);
 }
 
 // Those that had to wait, in their order, as far as they may go now.
@@ -329,6 +337,7 @@ void StepRunner::run_on_ranks(const std::function<void(int rank)>& work) {
   }
   if (watch_) watch_->wake();
   if (!are_several) return ranks_.run(work);
+  const RankThreads::Awaited awaited(ranks_);
   run_guarded([&] { ranks_.run(work); });
 }
 
@@ -471,6 +480,7 @@ void StepRunner::cancel() noexcept {
 void StepRunner::abandon() noexcept {
   if (num_posted_ > 0) give_up_exchanges();  // of ranks that wait for rank 0
   ranks_.drain();
+  ranks_.await_work(false);
   num_posted_ = num_begun_ = 0;
   flights_.clear();
   for (const auto& worker : workers_)

@@ -50,9 +50,6 @@ class StepRunner final : public Executor {
                                                                      const GroupOptions& options)>;
   static std::unique_ptr<CommunicatorGroup> make_group(std::string_view kind,
                                                        const GroupOptions& options);
-  // With ranks of this process. Those of others have beats of their own (node_leader.h).
-  static constexpr RankPatience kPatience{.still = std::chrono::milliseconds(4000)};
-
   // Workers of config.parallel, of config.model_path as `checkpoint` has it open. Throws what
   // Worker's constructor throws, and ResourceExhausted.
   // shared: where replicas of config.parallel.data find each other's weights; null: there is one.
@@ -60,7 +57,7 @@ class StepRunner final : public Executor {
   StepRunner(const EngineConfig& config, const Checkpoint& checkpoint,
              MakeGroup make_group = &StepRunner::make_group,
              const std::shared_ptr<SharedModels>& shared = nullptr,
-             const std::stop_token& given_up = {}, const RankPatience& patience = kPatience);
+             const std::stop_token& given_up = {}, const RankPatience& patience = kHostPatience);
   ~StepRunner() override;
 
   // What guesses between two steps has the device to itself, and a head all ranks of the last
@@ -76,6 +73,8 @@ class StepRunner final : public Executor {
   void launch(const StepPlan& plan) override;
   const SampledTokens& wait() override;
   void abandon() noexcept override;
+  // A device may take as long as it likes.
+  RankPatience patience() const override { return steps_ == nullptr ? patience_ : RankPatience(); }
   bool has_left_rank() const override { return ranks_.has_left_rank(); }
   void cancel() noexcept override;
   void report_to(NewsSink sink) override;
@@ -130,6 +129,7 @@ class StepRunner final : public Executor {
     };
     std::unique_ptr<StepSink> draw;
     Work work;
+    std::vector<std::byte> wire;  // for other nodes, once it is written
     bool is_posted = false;
   };
   // A batch, and its integers where there is no device.
@@ -185,6 +185,7 @@ class StepRunner final : public Executor {
 
   const EngineConfig config_;
   const MakeGroup make_group_;
+  const RankPatience patience_;
   RankThreads ranks_;
   std::atomic<bool> has_met_{false};  // the ranks have a group that has not failed
   bool has_met_nodes_ = false;        // once, with those of other processes

@@ -69,6 +69,7 @@ class FaultyCommunicator final : public Communicator {
   void barrier() override { inner_->barrier(); }
   void check() override { inner_->check(); }
   void abort() noexcept override {
+    is_given_up_ = true;
     if (!has_left_) inner_->abort();
   }
 
@@ -82,6 +83,7 @@ class FaultyCommunicator final : public Communicator {
     while (fault == "stuck") std::this_thread::sleep_for(std::chrono::hours(1));
     while (fault == "hang") {
       inner_->check();  // throws once the others have given up
+      if (is_given_up_) break;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     throw DeviceError("the rank was told to fail");
@@ -90,6 +92,7 @@ class FaultyCommunicator final : public Communicator {
   const int rank_;
   const int world_size_;
   std::atomic<bool> has_left_{false};
+  std::atomic<bool> is_given_up_{false};
   std::unique_ptr<Communicator> inner_;
   const std::shared_ptr<Script> script_;
 };
@@ -116,20 +119,37 @@ RankPatience patience_of(const RankFaultOptions& options) {
   return {.still = ms(options.still_s), .left = ms(options.left_s)};
 }
 
-StepRunner::MakeGroup faulty_ranks(const RankFaultOptions& options) {
+namespace {
+
+std::shared_ptr<Script> make_script(const RankFaultOptions& options) {
   if (options.fault != "throw" && options.fault != "leave" && options.fault != "hang" &&
       options.fault != "stuck")
     throw InvalidArgument(
         concat("fault: expected throw, leave, hang or stuck, got ", options.fault));
   auto script = std::make_shared<Script>();
   script->options = options;
-  return [script](std::string_view kind,
-                  const GroupOptions& asked) -> std::unique_ptr<CommunicatorGroup> {
-    const auto timeout_ms = static_cast<int64_t>(script->options.timeout_s * 1000);
-    GroupOptions options = asked;
-    options.timeout = std::chrono::milliseconds(timeout_ms);
-    return std::make_unique<FaultyGroup>(find_communicator(kind).make(options), script);
+  return script;
+}
+
+}  // namespace
+
+std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)> faulty_end(
+    const RankFaultOptions& options) {
+  return [script = make_script(options)](
+             std::unique_ptr<Communicator> end) -> std::unique_ptr<Communicator> {
+    return std::make_unique<FaultyCommunicator>(std::move(end), script);
   };
+}
+
+StepRunner::MakeGroup faulty_ranks(const RankFaultOptions& options) {
+  return
+      [script = make_script(options)](
+          std::string_view kind, const GroupOptions& asked) -> std::unique_ptr<CommunicatorGroup> {
+        const auto timeout_ms = static_cast<int64_t>(script->options.timeout_s * 1000);
+        GroupOptions options = asked;
+        options.timeout = std::chrono::milliseconds(timeout_ms);
+        return std::make_unique<FaultyGroup>(find_communicator(kind).make(options), script);
+      };
 }
 
 }  // namespace llmserve

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 
 #include "engine/step_runner.h"
@@ -18,11 +20,14 @@ struct RankFaultOptions {
   // "stuck": it does nothing, for good.
   double timeout_s = 60;  // of the group
   // RankPatience.
-  double still_s = static_cast<double>(StepRunner::kPatience.still.count()) / 1000;
+  double still_s = static_cast<double>(kHostPatience.still.count()) / 1000;
   double left_s = 10;
 };
 
 RankPatience patience_of(const RankFaultOptions& options);
+// An end that fails as they say, of any group. Throws InvalidArgument.
+std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)> faulty_end(
+    const RankFaultOptions& options);
 // What ranks meet through. Throws InvalidArgument.
 StepRunner::MakeGroup faulty_ranks(const RankFaultOptions& options);
 

@@ -97,6 +97,7 @@ struct FaultOptions {
 };
 
 [[noreturn]] void throw_fault(std::string_view fault) {
+  while (fault == "stuck") std::this_thread::sleep_for(std::chrono::hours(1));
   if (fault == "memory") throw ResourceExhausted("the executor was told to have no memory left");
   if (fault == "allocation") throw std::bad_alloc();
   if (fault == "internal") check_internal(false, "the executor was told to fail");
@@ -206,6 +207,7 @@ class FaultyExecutor final : public Executor {
   bool do_idle_work() override { return executor_->do_idle_work(); }
   void report_to(NewsSink sink) override { executor_->report_to(std::move(sink)); }
   void abandon() noexcept override { executor_->abandon(); }
+  RankPatience patience() const override { return executor_->patience(); }
   bool has_left_rank() const override { return executor_->has_left_rank(); }
   void forget(RequestId request_id, int32_t sample_index) override {
     executor_->forget(request_id, sample_index);

@@ -5,15 +5,19 @@
 
 #include <chrono>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "comm/rank_frame.h"
 #include "comm/rank_link.h"
 #include "comm/short_code.h"
 #include "core/error.h"
+#include "engine/node_follower.h"
 #include "engine/step_wire.h"
+#include "testing/faulty_ranks.h"
 #include "testing/frame_fuzz.h"
 #include "testing/rank_frame_round_trip.h"
 #include "testing/register.h"
@@ -46,6 +50,21 @@ std::string receive_claimed(uint64_t claimed, size_t num_sent) {
   return "";
 }
 
+// A node of which one rank fails; all of its code is of this module.
+struct FaultyNode {
+  FaultyNode(const ConfigRequest& request, std::shared_ptr<Checkpoint> checkpoint,
+             const RankFaultOptions& faults)
+      : follower(std::make_unique<NodeFollower>(request, std::move(checkpoint), patience_of(faults),
+                                                faulty_end(faults))) {}
+  ~FaultyNode() {
+    if (!follower->left().empty()) static_cast<void>(follower.release());
+  }
+  FaultyNode(const FaultyNode&) = delete;
+  FaultyNode& operator=(const FaultyNode&) = delete;
+
+  std::unique_ptr<NodeFollower> follower;
+};
+
 }  // namespace
 
 void register_testing_nodes(py::module_& testing) {
@@ -72,6 +91,13 @@ void register_testing_nodes(py::module_& testing) {
       "frame"_a, "The frame as it is written. Raises for what is none.");
   testing.def("receive_claimed", &receive_claimed, "claimed"_a, "num_sent"_a,
               py::call_guard<py::gil_scoped_release>());
+  py::class_<FaultyNode>(testing, "FaultyNode")
+      .def(py::init<const ConfigRequest&, std::shared_ptr<Checkpoint>, const RankFaultOptions&>(),
+           "request"_a, "checkpoint"_a, "faults"_a)
+      .def(
+          "run", [](FaultyNode& node) { node.follower->run(); },
+          py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("left", [](const FaultyNode& node) { return node.follower->left(); });
   testing.def("fuzz_rank_frames", &fuzz, "count"_a, "seed"_a,
               py::call_guard<py::gil_scoped_release>());
 }

@@ -43,6 +43,12 @@ class EngineInsight:
         """Engines that run the model: data_parallel_size."""
         return self._config.parallel.data_parallel_size
 
+    def stood_still_s(self) -> list[float]:
+        """Of each replica, for how many seconds its thread has stood still in the midst of a step,
+        where that is longer than any step takes; otherwise 0. When it does not come back within ten
+        seconds its requests end with an error, and `failure` says why."""
+        return self._open_engine().stood_still_s
+
     def replicas(self) -> list[ReplicaState]:
         """Each of several replicas: its own counters, and what it was given. Empty of one engine,
         whose counters are those of `get_metrics`.

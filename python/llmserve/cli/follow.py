@@ -10,7 +10,7 @@ from typing import Any
 
 from llmserve import _core
 from llmserve.checkpoint.model_files import find_checkpoint, text_source
-from llmserve.errors import InvalidArgument
+from llmserve.errors import DeviceError, InvalidArgument
 from llmserve.llm_base import config_text
 from llmserve.options.engine_options import as_max_model_len, read_options
 from llmserve.options.speculative_config import with_model_found
@@ -42,7 +42,8 @@ def make_node(model: str, given: Mapping[str, Any]) -> _core.NodeFollower:
 
 def follow(model: str, given: Mapping[str, Any]) -> None:
     """Computes for node 0 until it ends, or SIGTERM or Ctrl-C. Raises InvalidArgument where node 0
-    refuses, DeviceError where it is not found in time, and what loading raises."""
+    refuses, DeviceError where it is not found in time or a thread here hangs for good, and what
+    loading raises."""
     node = make_node(model, given)
     _log.info("node %s of %s looks for node 0", given.get("node_rank"), given.get("nnodes"))
     failures: list[BaseException] = []
@@ -58,10 +59,12 @@ def follow(model: str, given: Mapping[str, Any]) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, daemon=True)  # it may be left where it hangs
     thread.start()
-    while thread.is_alive():
+    while thread.is_alive() and not node.left:
         thread.join(0.2)  # signals are handled between
+    if node.left:
+        raise DeviceError(f"node {given.get('node_rank')}: {node.left}")
     if failures:
         raise failures[0]
     _log.info("node 0 has ended, or this node was stopped, after %d steps", node.num_steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import threading
@@ -20,7 +21,7 @@ from llmserve import _core_testing as testing
 from llmserve.cli.follow import make_node
 from llmserve.options.engine_options import read_options
 from llmserve.outputs import RequestOutput
-from nodes import Node, NodeProcess, free_port, nodes, wait_until
+from nodes import PATIENCE_S, Node, NodeProcess, free_port, nodes, wait_until
 
 NOTICED_WITHIN_S = 5  # on a machine that is not busy; the suite allows three times as much
 KEY = "a key of this test"
@@ -343,6 +344,97 @@ def test_a_link_that_is_down_is_noticed_and_costs_no_token_once_it_is_back() -> 
                 assert llm.get_metrics().num_rank_failures == 1
         finally:
             other.stop()
+
+
+@pytest.fixture
+def expected() -> list[object]:
+    """Of one rank; asked for before `beside_faulty` changes what an LLM is made of."""
+    return alone()
+
+
+@pytest.fixture
+def beside_faulty(expected: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """LLMs take nodes of the module that has the faults: its build is another one."""
+
+    class Loading:
+        def __init__(self, config: _core.EngineConfig, _: _core.Checkpoint) -> None:
+            self.config = config
+
+        def __enter__(self) -> Loading:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    def engine(loading: Loading, vocabulary: _core.Vocabulary | None = None) -> _core.Engine:
+        return testing.faulty_engine(loading.config, vocabulary=vocabulary)
+
+    monkeypatch.setattr(_core, "LoadingModel", Loading)
+    monkeypatch.setattr(_core, "Engine", engine)
+
+
+class FaultyNode:
+    """A node one of whose ranks fails in an exchange; its threads may be left where they hang."""
+
+    def __init__(self, options: dict[str, Any], **faults: Any) -> None:
+        path = str(checkpoint("llama"))
+        given = read_options("serve", path, options)
+        opened = _core.Checkpoint(path)
+        self.node = testing.FaultyNode(
+            given.to_request(opened.path), opened, testing.RankFaultOptions(**faults)
+        )
+        self.failure: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.node.run()
+        except BaseException as error:
+            self.failure = error.with_traceback(None)
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+@pytest.mark.usefixtures("beside_faulty")
+def test_a_thread_of_a_living_node_that_hangs_is_noticed_and_costs_no_token(
+    expected: list[object], rank: int
+) -> None:
+    """The first rank of a node computes on the thread that has called run()."""
+    given = {**OPTIONS, "nnodes": 2, "tensor_parallel_size": 3, "master_port": free_port()}
+    faults = {"rank": rank, "fault": "hang", "fail_at_exchange": 30, "still_s": 0.75}
+    other = FaultyNode({**given, "node_rank": 1}, **faults)
+    with LLM(checkpoint("llama"), **given) as llm:
+        begin = time.monotonic()
+        assert words(run(llm)) == expected
+        assert 0.75 <= time.monotonic() - begin < 3 * NOTICED_WITHIN_S
+        assert llm.get_metrics().num_rank_failures == 1
+    other.thread.join(PATIENCE_S)
+    assert (other.failure, other.node.left) == (None, "")
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+@pytest.mark.usefixtures("beside_faulty")
+def test_a_thread_of_a_living_node_that_never_comes_back_ends_the_node(
+    expected: list[object], rank: int
+) -> None:
+    given = {**OPTIONS, "nnodes": 2, "tensor_parallel_size": 3, "master_port": free_port()}
+    faults = {"rank": rank, "fault": "stuck", "fail_at_exchange": 30}
+    broken = FaultyNode({**given, "node_rank": 1}, **faults, still_s=0.5, left_s=0.5)
+    found: list[list[object]] = []
+    with LLM(checkpoint("llama"), **given) as llm:
+        call = threading.Thread(target=lambda: found.append(words(run(llm))))
+        call.start()
+        wait_until(lambda: broken.node.left, "the node says that it has left a thread")
+        assert re.search(r"rank \d of 2 has stood still.*restart the process", broken.node.left)
+        other = FaultyNode({**given, "node_rank": 1})
+        call.join()
+        assert found == [expected]
+        assert llm.get_metrics().num_rank_failures >= 1
+    other.thread.join(PATIENCE_S)
+    assert (other.failure, other.node.left) == (None, "")
+    if rank == 2:
+        wait_until(lambda: broken.failure, "run() has thrown")
+        assert isinstance(broken.failure, DeviceError)
 
 
 def test_a_node_that_does_not_come_back_fails_the_requests_and_says_which() -> None:

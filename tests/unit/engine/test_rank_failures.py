@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -167,6 +169,100 @@ def test_a_rank_that_never_comes_back_stops_the_engine_and_is_named(
         run(llm)
     llm.close()
     assert time.monotonic() - begin < 3 * NOTICED_WITHIN_S
+
+
+def stuck_engine(
+    monkeypatch: pytest.MonkeyPatch, *, at_step: int = 0, **rank_faults: object
+) -> None:
+    """Of the next LLM: its thread sleeps for ever, in a step or in an exchange of rank 0."""
+    faults = testing.FaultOptions(fail_at_step=at_step or -1, fault="stuck")
+    patience = {"still_s": 0.5, "left_s": 0.5, "timeout_s": 600, **rank_faults}
+
+    def engine(
+        loading: _core.LoadingModel, vocabulary: _core.Vocabulary | None = None
+    ) -> _core.Engine:
+        return testing.faulty_engine(
+            loading.config,
+            faults=faults,
+            vocabulary=vocabulary,
+            rank_faults=testing.RankFaultOptions(**patience),
+        )
+
+    monkeypatch.setattr(_core, "Engine", engine)
+
+
+@pytest.mark.parametrize(
+    ("faults", "num_ranks"),
+    [({"at_step": 6}, 1), ({"at_step": 6}, 2)]
+    + [({"rank": 0, "fault": "stuck", "fail_at_exchange": 40}, n) for n in (2, 3)],
+    ids=str,
+)
+def test_an_engine_whose_own_thread_hangs_fails_its_requests_and_can_be_closed(
+    monkeypatch: pytest.MonkeyPatch, faults: dict[str, object], num_ranks: int
+) -> None:
+    stuck_engine(monkeypatch, **faults)
+    llm = make_llm(num_ranks)
+    begin = time.monotonic()
+    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    short = SamplingParams(max_tokens=1, temperature=0)
+    outputs = llm.generate(prompts, [short, *PARAMS[1:]], use_tqdm=False)
+    assert time.monotonic() - begin < 3 * NOTICED_WITHIN_S
+    assert outputs[0].outputs[0].finish_reason == "length"  # before it hung
+    message = r"the engine's thread has stood still for 1 s, after the op .*restart the process"
+    for output in outputs[1:]:
+        assert {sample.finish_reason for sample in output.outputs} == {"error"}
+        assert re.search(message, str(output.outputs[0].error))
+    assert llm.stood_still_s()[0] >= 0.5
+    assert re.search(message, str(llm.failure))
+    with pytest.raises(DeviceError, match="the engine has stopped: the engine's thread"):
+        run(llm)
+    llm.close()
+    assert time.monotonic() - begin < 3 * NOTICED_WITHIN_S
+
+
+def test_a_process_whose_engine_hangs_ends() -> None:
+    """While a call waits for it, by itself once the call has failed."""
+    script = f"""
+from llmserve import LLM, SamplingParams, _core
+from llmserve import _core_testing as testing
+def engine(loading, vocabulary=None, *_):
+    return testing.faulty_engine(
+        loading.config, faults=testing.FaultOptions(fail_at_step=3, fault="stuck"),
+        vocabulary=vocabulary, rank_faults=testing.RankFaultOptions(still_s=0.5, left_s=0.5))
+_core.Engine = engine
+llm = LLM({str(checkpoint("llama"))!r}, num_gpu_blocks_override=64, max_model_len=128)
+output, = llm.generate([{{"prompt_token_ids": [5, 6, 7]}}], SamplingParams(max_tokens=9))
+print(output.outputs[0].finish_reason)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "error"), done.stderr
+
+
+@pytest.mark.long
+def test_nobody_is_given_up_on_a_machine_that_twenty_others_keep_busy(fail: Fail) -> None:
+    """Threads that get a twentieth of a processor go on: op by op, and at the default patience."""
+    with make_llm(1) as llm:
+        expected = words(run(llm))
+    spin = [sys.executable, "-c", "while True: pass"]
+    others = [subprocess.Popen(spin) for _ in range(20)]
+    try:
+        fail(still_s=1.0)
+        for num_ranks in (1, 2, 3):
+            with make_llm(num_ranks) as llm:
+                end = time.monotonic() + 10
+                while time.monotonic() < end:
+                    run(llm)
+                assert llm.get_metrics().num_rank_failures == 0
+                assert llm.failure is None
+        fail()
+        with make_llm(2) as llm:
+            assert words(run(llm)) == expected
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
 
 
 def test_who_waits_for_a_callers_code_does_not_stand_still(fail: Fail) -> None:

@@ -67,7 +67,7 @@ class Watchdog:
             self._timer.cancel()
 
     def is_hung(self, model: ServedModel) -> bool:
-        """Whether its step has taken longer than watchdog_timeout."""
+        """Whether its step has taken longer than watchdog_timeout, or its thread stands still."""
         if self._timer is not None:
             self._look_at(model)
         return any(part.is_hung for part in self._engines[model].parts)
@@ -91,11 +91,19 @@ class Watchdog:
     def _look_at(self, model: ServedModel) -> bool:
         """Whether anything runs; notes whether its steps go on."""
         progress, now = _progress(model), time.monotonic()
-        for part, (num_steps, is_idle) in zip(self._engines[model].parts, progress, strict=True):
+        stood_still = model.llm.stood_still_s()
+        parts = self._engines[model].parts
+        for part, (num_steps, is_idle), still_s in zip(parts, progress, stood_still, strict=True):
             if is_idle or num_steps != part.num_steps:
                 if part.is_hung:
                     _log.warning("the engine of %s goes on", model.name)
                 part.num_steps, part.moved_at, part.is_hung = num_steps, now, False
+            elif still_s and not part.is_hung:
+                part.is_hung = True
+                _log.critical(
+                    "the thread of %s%s has stood still in a step for %g s",
+                    *(model.name, self.hung_part(model), still_s),
+                )
             elif now - part.moved_at > self._settings.watchdog_timeout and not part.is_hung:
                 part.is_hung = True
                 which = self.hung_part(model)
