@@ -99,6 +99,7 @@ void Engine::enter(MovingRequest& moving) {
   const RequestId id = moving.request.key();
   if (moving.record) trace_.enter(*moving.record, clock_.now_us());
   recorder_.enter(id, moving.live);
+  if (speculator_) speculator_->begin(moving.request.mapped().context.request);
   scheduler_->enter(std::move(moving.request));
 }
 

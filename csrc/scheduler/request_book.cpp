@@ -75,11 +75,9 @@ LeavingRequest RequestBook::leave(RequestId id) {
 void RequestBook::enter(LeavingRequest request) {
   RequestContext& context = request.mapped().context;
   check_internal(!requests_.contains(request.key()), "a request is in one book");
-  context.request.has_drafter = false;  // the drafter here has not seen its tokens
   context.service_key = policy_.service_key(context.request);
   context.order = next_order_++;
   for (const auto& sequence : request.mapped().sequences) {
-    sequence->has_drafter = false;
     sequence->num_awaited_masks = 0;
     waiting_.insert(*sequence);
   }

@@ -142,14 +142,31 @@ def test_text_stops_grammars_and_beams_go_on(fail: Fail) -> None:
             assert llm.replicas()[1].num_taken_over > 0
 
 
-def test_speculation_ends_for_who_has_moved_and_nothing_else_changes(fail: Fail) -> None:
-    config = {"method": "ngram", "num_speculative_tokens": 3}
+@pytest.mark.parametrize("method", ["ngram", "suffix", "draft_model"])
+def test_who_has_moved_is_guessed_again(fail: Fail, method: str) -> None:
+    config: dict[str, Any] = {"method": method, "num_speculative_tokens": 3, "adaptive": False}
+    if method == "draft_model":
+        config["model"] = checkpoint("llama")
+    # One alone, which soon repeats itself.
+    prompt = {"prompt_token_ids": [5, 6, 7, 5, 6, 7, 5, 6]}
+    params = SamplingParams(
+        max_tokens=40, temperature=0.5, seed=3, ignore_eos=True, allowed_token_ids=[5, 6, 7]
+    )
+
+    def repeat(llm: LLM) -> list[object]:
+        return words(llm.generate(prompt, params, use_tqdm=False))
+
     with make_llm() as llm:
-        expected = words(generate(llm))
+        expected = {generate: words(generate(llm)), repeat: repeat(llm)}
     fail(fail_at_step=4)
     with make_llm(data_parallel_size=2, speculative_config=config) as llm:
-        assert words(generate(llm)) == expected
+        assert words(generate(llm)) == expected[generate]
         assert llm.replicas()[1].num_taken_over > 0
+    fail(fail_at_step=2)
+    with make_llm(data_parallel_size=2, speculative_config=config) as llm:
+        assert repeat(llm) == expected[repeat]
+        assert llm.replicas()[1].num_taken_over == 1
+        assert llm.replicas()[1].metrics.num_accepted_tokens > 0
 
 
 # -- on an oracle in the place of a model --------------------------------------------------------

@@ -132,3 +132,28 @@ def test_a_rank_that_fails_costs_no_token(
             num_failures.append(llm.get_metrics().num_rank_failures)
         monkeypatch.undo()
     assert set(num_failures) == {0, 1}
+
+
+def test_the_head_of_another_replica_guesses_for_who_has_moved(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: Path, expected: list[list[int]]
+) -> None:
+    config = {"model": str(right_head("eagle3", target, tmp_path)), "adaptive": False}
+
+    def engine(loading: _core.LoadingModel, vocabulary: Any = None, *_: Any) -> _core.Engine:
+        faults = testing.FaultOptions(fail_at_step=3)
+        return testing.faulty_engine(loading.config, faults, vocabulary=vocabulary)
+
+    monkeypatch.setattr(_core, "Engine", engine)
+    with LLM(str(target), speculative_config=config, data_parallel_size=2, **OPTIONS) as llm:
+        assert tokens(llm.generate(ASKED, PARAMS, use_tqdm=False)) == expected
+        assert llm.replicas()[1].num_taken_over > 0
+    one = sampled(1)
+    monkeypatch.undo()
+    with LLM(str(target), **OPTIONS) as llm:
+        alone = tokens(llm.generate(ASKED[1], one, use_tqdm=False))
+    monkeypatch.setattr(_core, "Engine", engine)
+    with LLM(str(target), speculative_config=config, data_parallel_size=2, **OPTIONS) as llm:
+        assert tokens(llm.generate(ASKED[1], one, use_tqdm=False)) == alone
+        other = llm.replicas()[1]
+        assert other.num_taken_over == 1
+        assert other.metrics.num_accepted_tokens > 0.9 * other.metrics.num_draft_tokens > 0
