@@ -4,7 +4,8 @@ elsewhere."""
 import numpy as np
 import op_formulas as formulas
 import pytest
-from llmserve import InvalidArgument, NotSupported
+from checkpoints import checkpoint
+from llmserve import LLM, InvalidArgument, NotSupported, SamplingParams
 from llmserve import _core_testing as testing
 
 REASON = testing.unavailable_reason("cuda")
@@ -129,3 +130,27 @@ def test_a_gpu_whose_wgmma_is_wrong_computes_by_mma(mma, rng, monkeypatch):
     np.testing.assert_array_equal(got, expected)
     with pytest.raises(NotSupported, match="ATTENTION=wgmma: wgmma differs from mma by"):
         formulas.run_attention(make("wgmma"), *batch, 16, "bfloat16")
+
+
+def test_an_engine_says_at_load_by_what_prompts_attend(wgmma, monkeypatch):
+    def run(attention):
+        monkeypatch.setenv("LLMSERVE_CUDA_ATTENTION", attention)
+        path = checkpoint("qwen3", head_dim=64)
+        with LLM(path, device="cuda", dtype="bfloat16", max_model_len=160) as llm:
+            description = llm.description
+            outputs = llm.generate(
+                [list(range(5, 105))], SamplingParams(max_tokens=3, temperature=0)
+            )
+        return description, outputs[0].outputs[0].token_ids
+
+    description, _ = run("wgmma")
+    assert "wgmma for prompts" in description
+    assert "differs" not in description
+    if "emulated" not in description:
+        return
+    by_mma, tokens = run("mma")
+    assert "wgmma" not in by_mma
+    monkeypatch.setenv("LLMSERVE_EMULATOR_WGMMA", "wrong")
+    description, fallen_back = run("auto")
+    assert "wgmma differs from mma by" in description
+    assert fallen_back == tokens

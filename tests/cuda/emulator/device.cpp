@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 namespace llmserve::cuda::emulator {
@@ -90,8 +91,10 @@ struct Fiber {
   const Barrier* waits_at = nullptr;  // until it has another generation than this one
   int generation = 0;
   const std::function<bool()>* waits_for = nullptr;
+  bool is_patient = false;  // until none else can go on
 
   bool is_blocked() const {
+    if (is_patient) return true;
     if (waits_for != nullptr) return !(*waits_for)();
     return waits_at != nullptr && waits_at->generation == generation;
   }
@@ -153,17 +156,20 @@ void start(int threads) {
     fiber.is_done = false;
     fiber.waits_at = nullptr;
     fiber.waits_for = nullptr;
+    fiber.is_patient = false;
     make_context(fiber.context, fiber.stack.get(), &enter);
   }
 }
 
-// Gives every fiber that can go on its turn until all are done. A round in which none can is a
-// barrier that some thread never comes to.
-void run_block(int threads) {
+// Gives every fiber that can go on its turn until all are done, the first one first or the last
+// one: nobody promised an order. A round in which none can is a barrier that some thread never
+// comes to.
+void run_block(int threads, bool is_reversed) {
   start(threads);
   for (int left = threads; left > 0;) {
     bool has_moved = false;
-    for (int t = 0; t < threads; ++t) {
+    for (int i = 0; i < threads; ++i) {
+      const int t = is_reversed ? threads - 1 - i : i;
       Fiber& fiber = *block.fibers[static_cast<size_t>(t)];
       if (fiber.is_done || fiber.is_blocked()) continue;
       has_moved = true;
@@ -172,7 +178,12 @@ void run_block(int threads) {
       switch_context(block.scheduler, fiber.context);
       if (fiber.is_done) --left;
     }
-    if (!has_moved) throw std::logic_error("threads wait at a barrier that others never come to");
+    if (has_moved) continue;
+    bool is_any_patient = false;
+    for (int t = 0; t < threads; ++t)
+      is_any_patient |= std::exchange(block.fibers[static_cast<size_t>(t)]->is_patient, false);
+    if (!is_any_patient)
+      throw std::logic_error("threads wait at a barrier that others never come to");
   }
 }
 
@@ -213,6 +224,11 @@ void wait_until(const std::function<bool()>& condition) {
   fiber.waits_for = nullptr;
 }
 
+void wait_for_others() {
+  current().is_patient = true;
+  switch_context(current().context, block.scheduler);
+}
+
 uint64_t shuffle(uint64_t value, int from) {
   const int t = block.current;
   Barrier& warp = block.warps[static_cast<size_t>(t / kWarp)];
@@ -249,7 +265,7 @@ void run_grid(dim3 grid, int threads, size_t shared_bytes, const std::function<v
       for (unsigned x = 0; x < grid.x; ++x) {
         block_idx = {x, y, z};
         clear_copies(threads, shared_bytes);
-        run_block(threads);
+        run_block(threads, (x + y + z) % 2 == 1);
       }
 }
 

@@ -64,6 +64,8 @@ void arrive(uint64_t* barrier);
 void await_phase(uint64_t* barrier, int parity);
 void meet_some(int barrier, int threads);
 void arrive_some(int barrier, int threads);
+// The thread's turn comes again once no other can go on: as late as may be.
+void wait_for_others();
 // The thread's turn comes again once the condition holds.
 void wait_until(const std::function<bool()>& condition);
 

@@ -212,6 +212,7 @@ void commit_products() {
 }
 
 void wait_for_products(int num_groups) {
+  wait_for_others();  // who may write to what is still read
   act_together(&num_groups, [](void* const* lanes) {
     Warp& warp = my_warp();
     warp.is_settled = false;
