@@ -37,7 +37,7 @@ void EngineWatch::watch() {
 void EngineWatch::look() {
   still_.look(beat_, is_working_, RankPatience::kBetweenLooks);
   const std::chrono::milliseconds time = still_.time();
-  const bool is_late = still_.idle() >= patience_.still || time >= patience_.busy;
+  const bool is_late = still_.idle() >= patience_.still || time >= patience_.alone;
   if (!is_late) {
     stood_still_ms_ = 0;
     return;

@@ -19,8 +19,9 @@ namespace llmserve {
 class EngineWatch {
  public:
   // `on_left` is called at most once, on the watch's thread, when the engine's thread has stood
-  // still for patience.still and has not come back within patience.left: with the reason. Without
-  // patience nobody looks. Throws ResourceExhausted where the system gives no thread.
+  // still for patience.still (patience.alone while it computes) and has not come back within
+  // patience.left: with the reason. Without patience nobody looks. Throws ResourceExhausted where
+  // the system gives no thread.
   EngineWatch(const RankPatience& patience, std::function<void(const std::string& reason)> on_left);
   ~EngineWatch();
   EngineWatch(const EngineWatch&) = delete;
