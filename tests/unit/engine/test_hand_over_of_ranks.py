@@ -70,9 +70,10 @@ def test_stages_exchange_blocks_of_all_their_layers(
 @pytest.mark.parametrize("transport", ["local", "shm", "tcp"])
 def test_of_several_replicas_any_computes_and_any_answers(made: ExitStack, transport: str) -> None:
     one = made.enter_context(make_llm())
-    sender = made.enter_context(make_llm(data_parallel_size=2))
+    # Room and time enough for one of them to compute all before anything is fetched.
+    sender = made.enter_context(make_llm(data_parallel_size=2, num_gpu_blocks_override=160))
     receiver = made.enter_context(make_llm(data_parallel_size=3))
-    open_both(sender, receiver, transport)
+    open_both(sender, receiver, transport, lease=600, timeout=60)
     prompts = [[3 + (i * 11 + j * 5) % 60 for j in range(40 + 5 * i)] for i in range(12)]
     expected = [words(run(one, prompt, SAMPLED)) for prompt in prompts]
     assert sender.hand_over is not None
