@@ -105,8 +105,8 @@ void ParallelConfig::validate() const {
         concat("node_rank must be less than nnodes=", nodes, ", got ", node, "; 0 is the first"));
   if (nodes > 1 && data > 1)
     throw NotSupported(concat("nnodes=", nodes, " with data_parallel_size=", data,
-                              ": replicas are of one process; run a server each behind llmserve "
-                              "route"));
+                              ": replicas are of one process; run llmserve serve with its own "
+                              "data_parallel_size on each node, behind llmserve route"));
   if (overlaps_halves && nodes > 1 && pipeline > 1)
     throw NotSupported(concat("enable_dbo with nnodes=", nodes,
                               " and pipeline_parallel_size=", pipeline,

@@ -99,6 +99,30 @@ def test_streams_whose_replica_dies_have_the_same_tokens(
     victim.signal(signal.SIGCONT) if number is signal.SIGSTOP else None
 
 
+def test_replicas_of_two_nodes_that_were_started_as_for_vllm_are_one_address(start: Start) -> None:
+    """The lines of docs/ranks.md, on one machine: four replicas, of which two die."""
+    shared = ("--data-parallel-size", "4", "--data-parallel-size-local", "2")
+    shared += ("--data-parallel-hybrid-lb", "--num-threads", "2")
+    second = ("--data-parallel-start-rank", "2", "--data-parallel-address", "127.0.0.1")
+    servers = [start(*shared), start(*shared, *second)]
+    router = start("--replicas", *(one.url for one in servers), command="route")
+    alone = start()
+    body = {"prompt": ["The fox", "The moon", "Once", "A"], "seed": 7, **SLOW}
+    expected: list[Any] = []
+    stream(alone, expected, **body)
+    for one in servers:
+        loads = one.request("GET", "/health")[1]["replicas"]
+        assert [row["replica"] for row in loads] == [0, 1]
+    got: list[Any] = []
+    thread = threading.Thread(target=stream, args=(router, got), kwargs=body)
+    thread.start()
+    router.wait_until(lambda: len(got) > 4, "tokens")
+    holder(router, servers).kill()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert texts(got) == texts(expected), router.lines
+
+
 PACE = ("--pace", "default=60")  # so that what dies is in the midst of it
 MESSAGES = [{"role": "user", "content": "Tell me a story of a fox and the moon."}]
 OPTIONS = {"seed": 7, "num_predict": 60}

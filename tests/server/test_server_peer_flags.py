@@ -19,7 +19,7 @@ from llmserve.server.options import TAKEN, Effective, resolve
 LINES = (Path(__file__).parent / "vllm_serve_lines.txt").read_text(encoding="utf-8")
 VLLM = [line for line in LINES.splitlines() if not line.startswith("#")]
 # Of VLLM's lines those that are about features that are here; the others are refused by name.
-NUM_TAKEN = 180
+NUM_TAKEN = 182
 
 
 def read(*words: str) -> Effective:
@@ -294,3 +294,31 @@ def test_the_settings_are_not_shown_where_the_start_would_refuse_them(
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith("llmserve: ")
+
+
+@pytest.mark.parametrize(
+    ("line", "own"),
+    [
+        ("-dp 4 -dpl 2 -dpr 2 -dpa 10.0.0.1 -dpp 13345 --data-parallel-hybrid-lb", 2),
+        ("-dp 4 --data-parallel-external-lb --data-parallel-rank 3", 1),
+        ("--data-parallel-size 3 --data-parallel-hybrid-lb", 3),
+        ("--data-parallel-size 3 --no-data-parallel-hybrid-lb", 3),
+    ],
+)
+def test_a_server_of_several_runs_its_own_replicas(line: str, own: int) -> None:
+    assert read("x", *line.split()).engine["data_parallel_size"] == own
+
+
+def test_a_share_of_replicas_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text("data-parallel-hybrid-lb: true\ndata_parallel_size_local: 2\n")
+    for line, error, told in (
+        ("-dp 2 -dpl 3 --data-parallel-hybrid-lb", InvalidArgument, "_local=3 is more than data_"),
+        ("-dp 2 -dpl 0 --data-parallel-hybrid-lb", InvalidArgument, "_local must be a number of"),
+        ("-dp 2 -dpl 1", NotSupported, "data_parallel_size_local=1 .* llmserve route before them"),
+        ("-dp 2 -dpa x --no-data-parallel-hybrid-lb", NotSupported, "data_parallel_address='x'"),
+        (f"--config {file}", InvalidArgument, "_local=2 is more than data_parallel_size=1"),
+    ):
+        with pytest.raises(error, match=told):
+            read("x", *shlex.split(line))
+    assert read("x", "-dp", "4", "--config", str(file)).engine == {"data_parallel_size": 2}

@@ -18,6 +18,7 @@ from llmserve.options.engine_options import ENGINE_OPTIONS, argument_names
 from llmserve.options.flags import JoinAction, json_or_text
 from llmserve.options.peer_flags import PeerFlag, joined, peer_flags
 from llmserve.options.peer_flags import spelled as peer_spelled
+from llmserve.options.peer_replicas import NAMES as REPLICAS
 
 NAMED_MODEL = "named_model"  # where a namespace has the model of a flag
 _USAGE_ERROR = 2  # argparse's own exit code
@@ -87,7 +88,12 @@ class CommandParser(argparse.ArgumentParser):
             if flag in self._option_string_actions or name in by_others:
                 continue
             hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-            if isinstance(values[0], bool):
+            if self.takes_peer_flags and name in REPLICAS:  # refused, or not, by all of them
+                if isinstance(values[0], bool):
+                    self.add_argument(flag, action=argparse.BooleanOptionalAction, **hidden)
+                else:
+                    self.add_argument(flag, type=json_or_text, **hidden)
+            elif isinstance(values[0], bool):
                 self.add_argument(flag, action=_RefusedSwitch, **hidden)
             else:
                 nargs = "*" if name in TAKE_SEVERAL else "?" if name in MAY_TAKE_NONE else None

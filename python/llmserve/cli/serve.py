@@ -104,10 +104,12 @@ def run(options: argparse.Namespace) -> int:
 
 def _flags(options: argparse.Namespace) -> dict[str, Any]:
     """Those that were given, by setting."""
+    from llmserve.options.peer_replicas import NAMES
     from llmserve.server.options import TAKEN
 
     given = vars(options)
-    flags = {name: given[name] for name in TAKEN if given.get(name) not in (None, [])}
+    names = (*TAKEN, *NAMES)
+    flags = {name: given[name] for name in names if given.get(name) not in (None, [])}
     named = given.get(NAMED_MODEL)
     if named is not None and flags.get("model", [named]) != [named]:
         raise InvalidArgument("serve takes MODEL or --model, not both")

@@ -27,7 +27,8 @@ _BY_REASON: Mapping[str, Mapping[str, Sequence[object]]] = {
         "code_revision": _NONE,
     },
     "replicas are threads of one process, which all start with data_parallel_size, and have no "
-    "addresses; on other machines run a server each, behind llmserve route": {
+    "addresses; on several machines run llmserve serve with its own --data-parallel-size on each, "
+    "and llmserve route before them": {
         "data_parallel_size_local": _NONE,
         "data_parallel_rank": _NONE,
         "data_parallel_start_rank": _NONE,

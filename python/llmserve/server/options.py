@@ -14,6 +14,8 @@ from llmserve.options.engine_options import ENGINE_OPTIONS as ALL_ENGINE_OPTIONS
 from llmserve.options.engine_options import options_of
 from llmserve.options.option import Option
 from llmserve.options.peer_flags import joined, peer_flags
+from llmserve.options.peer_replicas import NAMES as REPLICAS
+from llmserve.options.peer_replicas import with_own_replicas
 from llmserve.options.peer_speculation import combined
 from llmserve.server.settings import ServerSettings
 
@@ -92,6 +94,8 @@ def resolve(flags: Mapping[str, Any], path: str | None) -> Effective:
     for origin, given in (("file", file), ("environment", environment), ("flag", flags)):
         for name, value in given.items():
             values[name], origins[name] = value, origin
+    values = with_own_replicas(values)
+    origins = {name: origins.get(name, "flag") for name in values}
     if isinstance(drafting := values.get("speculative_config"), Mapping):
         served = _names("model", values.get("model"))
         values["speculative_config"] = combined(drafting, served)
@@ -149,7 +153,7 @@ def _by_our_names(what: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Settings that have other servers' names by ours. Raises InvalidArgument for what is none, and
     NotSupported for what is not here."""
     rows = peer_flags()
-    ours = {name: value for name, value in given.items() if name in TAKEN}
+    ours = {name: value for name, value in given.items() if name in TAKEN or name in REPLICAS}
     for name, value in given.items():
         if name not in TAKEN and name in rows:
             for setting, found in rows[name].settings(value).items():
