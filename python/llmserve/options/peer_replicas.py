@@ -1,5 +1,5 @@
-"""vLLM's flags of servers that run some of a model's replicas each and leave it to a balancer who gets
-a request: what a server here does by itself."""
+"""vLLM's flags of servers that run some of a model's replicas each, and leave it to a balancer who
+gets a request: what a server here does by itself."""
 
 import logging
 from collections.abc import Mapping
@@ -25,10 +25,8 @@ def with_own_replicas(given: Mapping[str, Any]) -> dict[str, Any]:
     otherwise without these names. Raises NotSupported for one of them that says something else, and
     InvalidArgument for a share that there is not.
 
-    >>> with_own_replicas(
-    ...     {"data_parallel_size": 4, "data_parallel_size_local": 2, "data_parallel_hybrid_lb": True}
-    ... )
-    {'data_parallel_size': 2}
+    >>> with_own_replicas({"data_parallel_size": 4, "data_parallel_external_lb": True})
+    {'data_parallel_size': 1}
     """
     is_external = bool(given.get(_EXTERNAL))
     settings = {name: value for name, value in given.items() if name not in NAMES}
@@ -47,8 +45,8 @@ def with_own_replicas(given: Mapping[str, Any]) -> dict[str, Any]:
             f"data_parallel_size_local={own} is more than data_parallel_size={size}"
         )
     _log.info(
-        "%d of %d replicas run here, by themselves; `llmserve route` before the servers says who gets "
-        "a request",
+        "%d of %d replicas run here, by themselves; `llmserve route` before the servers says who "
+        "gets a request",
         *(own, size),
     )
     return {**settings, "data_parallel_size": own}
