@@ -70,6 +70,24 @@ void GatedMlp::forward_rows(const ForwardContext& context, const LinearInput& x,
   down_.finish(context, target, out, accumulate);
 }
 
+void GatedMlp::forward_part(const ForwardContext& context, const LinearInput& x,
+                            const Tensor& out) const {
+  const Arena::Scope scope(context.arena);
+  const Tensor gate_up =
+      context.arena.allocate(DType::kF32, {x.num_rows(), gate_up_.out_features()});
+  const OutputLinear::Input activated = down_.allocate_input(context, x.num_rows());
+  const auto up = gate_up_.as_one(context, x.x, gate_up);
+  const auto down = down_.part_as_one(context, activated, out);
+  if (up && down) {
+    const GatedActivationArgs gate{
+        .gate_up = gate_up, .out = activated.own, .activation = spec_.activation};
+    context.backend.fused_mlp({.up = {.norm = x.norm, .linear = *up, .gate = gate}, .down = *down});
+    return;
+  }
+  gate_up_.forward_gated(context, x, gate_up, activated.own, spec_.activation);
+  down_.run_part(context, activated, out);
+}
+
 int64_t GatedMlp::workspace_bytes(int64_t num_tokens) const {
   const int64_t rows = std::min(max_rows_, num_tokens);
   return Arena::footprint_bytes(DType::kF32, {rows, gate_up_.out_features()}) +

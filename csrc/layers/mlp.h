@@ -30,6 +30,11 @@ class GatedMlp final : public FeedForward {
                bool accumulate) const override;
   int64_t workspace_bytes(int64_t num_tokens) const override;
 
+  // Whether ranks give parts that add up to the result.
+  bool has_parts() const { return down_.has_parts(); }
+  // out = this rank's part, of as many rows as go at a time.
+  void forward_part(const ForwardContext& context, const LinearInput& x, const Tensor& out) const;
+
  private:
   // Of at most max_rows_.
   void forward_rows(const ForwardContext& context, const LinearInput& x, const Tensor& out,

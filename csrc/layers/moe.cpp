@@ -185,20 +185,29 @@ void Experts::forward_rows(const ForwardContext& context, const ConstTensor& x, 
   if (spec_.scales_input) scaled = context.arena.allocate(DType::kF32, {rows, hidden_size_});
   route(context, x, routes, scaled);
   const ConstTensor read = scaled ? ConstTensor(scaled) : x;
-  if (!shared_) return run_experts(context, read, routes, out, accumulate);
-  const Tensor shared = context.arena.allocate(DType::kF32, {rows, hidden_size_});
-  shared_->forward(context, {x}, shared, /*accumulate=*/false);
-  Tensor weight;
-  if (shared_weight_.out_features == 1) {
-    weight = context.arena.allocate(DType::kF32, {rows, 1});
-    weigh_shared(context, x, weight);
-  }
-  run_experts(context, read, routes, out, accumulate);
-  if (weight)
-    context.backend.combine_experts(
-        {.x = shared, .weights = weight, .out = out, .accumulate = true});
+  if (!shared_) return run_experts(context, read, routes, {}, out, accumulate);
+  // Where ranks add up what experts give, they add up this one's with it.
+  const bool is_part = sum_ && sum_->is_in_rank_order() && shared_->has_parts();
+  SharedRows shared{.rows = context.arena.allocate(DType::kF32, {rows, hidden_size_})};
+  if (is_part)
+    shared_->forward_part(context, {x}, shared.rows);
   else
-    context.backend.add({.out = out, .x = shared});
+    shared_->forward(context, {x}, shared.rows, /*accumulate=*/false);
+  if (shared_weight_.out_features == 1) {
+    shared.weight = context.arena.allocate(DType::kF32, {rows, 1});
+    weigh_shared(context, x, shared.weight);
+  }
+  run_experts(context, read, routes, is_part ? shared : SharedRows(), out, accumulate);
+  if (!is_part) add_shared(context, shared, out);
+}
+
+void Experts::add_shared(const ForwardContext& context, const SharedRows& shared,
+                         const Tensor& out) {
+  if (shared.weight)
+    context.backend.combine_experts(
+        {.x = shared.rows, .weights = shared.weight, .out = out, .accumulate = true});
+  else
+    context.backend.add({.out = out, .x = shared.rows});
 }
 
 void Experts::route(const ForwardContext& context, const ConstTensor& x, const Routes& routes,
@@ -233,8 +242,8 @@ void Experts::weigh_shared(const ForwardContext& context, const ConstTensor& x,
 }
 
 void Experts::run_experts(const ForwardContext& context, const ConstTensor& x, const Routes& routes,
-                          const Tensor& out, bool accumulate) const {
-  if (dispatch_ && sum_) return sum_whole_experts(context, x, routes, out, accumulate);
+                          const SharedRows& part, const Tensor& out, bool accumulate) const {
+  if (dispatch_ && sum_) return sum_whole_experts(context, x, routes, part, out, accumulate);
   if (dispatch_)
     return is_on_host_ ? run_whole_experts(context, x, routes, out, accumulate)
                        : share_whole_experts(context, x, routes, out, accumulate);
@@ -264,7 +273,7 @@ void Experts::run_experts(const ForwardContext& context, const ConstTensor& x, c
     context.backend.combine_experts(combine);
   }
   if (sum_)
-    add_sum(context, sums, out, accumulate);
+    add_sum(context, part, sums, out, accumulate);
   else
     output_cut_.gather(context, out);
 }
@@ -273,8 +282,9 @@ int64_t Experts::activation_width() const {
   return sum_ && !dispatch_ ? activation_cut_.given.size() : spec_.intermediate_size;
 }
 
-void Experts::add_sum(const ForwardContext& context, const Tensor& sums, const Tensor& out,
-                      bool accumulate) const {
+void Experts::add_sum(const ForwardContext& context, const SharedRows& part, const Tensor& sums,
+                      const Tensor& out, bool accumulate) const {
+  if (part.rows) add_shared(context, part, sum_->own_sum(sums));
   const Tensor sum = sum_->finish(context, sums);
   if (accumulate)
     context.backend.add({.out = out, .x = sum});
@@ -283,7 +293,8 @@ void Experts::add_sum(const ForwardContext& context, const Tensor& sums, const T
 }
 
 void Experts::sum_whole_experts(const ForwardContext& context, const ConstTensor& x,
-                                const Routes& routes, const Tensor& out, bool accumulate) const {
+                                const Routes& routes, const SharedRows& part, const Tensor& out,
+                                bool accumulate) const {
   check_internal(!dynamic_cast<RankRoutes*>(context.routes),
                  "where experts run decides no sum over ranks");
   const Arena::Scope scope(context.arena);
@@ -302,7 +313,7 @@ void Experts::sum_whole_experts(const ForwardContext& context, const ConstTensor
   down_.forward(context, activated, experts, given);
   context.backend.combine_experts(
       {.x = given, .weights = routes.weights, .out = sum_->own_sum(sums)});
-  add_sum(context, sums, out, accumulate);
+  add_sum(context, part, sums, out, accumulate);
 }
 
 void Experts::run_whole_experts(const ForwardContext& context, const ConstTensor& x,

@@ -34,14 +34,20 @@ class Experts final : public FeedForward {
     Tensor ids;      // [T, k] i32
     Tensor weights;  // [T, k]
   };
+  // What the expert that all tokens have gives.
+  struct SharedRows {
+    Tensor rows;    // [T, E]; none: there is no such expert
+    Tensor weight;  // [T, 1] what they are multiplied by; none: 1
+  };
   // Of at most max_rows_, whose norm is done.
   void forward_rows(const ForwardContext& context, const ConstTensor& x, const Tensor& out,
                     bool accumulate) const;
   // `scaled` [T, E], where the spec asks for it, is x by the weights, which are then 1.
   void route(const ForwardContext& context, const ConstTensor& x, const Routes& routes,
              const Tensor& scaled) const;
+  // part: of SharedRows this rank's, which the sum over the ranks takes along.
   void run_experts(const ForwardContext& context, const ConstTensor& x, const Routes& routes,
-                   const Tensor& out, bool accumulate) const;
+                   const SharedRows& part, const Tensor& out, bool accumulate) const;
   // Likewise, of this rank's experts alone, and the other ranks' rows brought to them.
   void run_whole_experts(const ForwardContext& context, const ConstTensor& x, const Routes& routes,
                          const Tensor& out, bool accumulate) const;
@@ -51,10 +57,12 @@ class Experts final : public FeedForward {
   Tensor claim_rows(const ForwardContext& context, const Routes& routes, const Tensor& given) const;
   // Likewise, with a sum over the ranks of what theirs give a token.
   void sum_whole_experts(const ForwardContext& context, const ConstTensor& x, const Routes& routes,
-                         const Tensor& out, bool accumulate) const;
+                         const SharedRows& part, const Tensor& out, bool accumulate) const;
   // out = the ranks' sums, or is added to.
-  void add_sum(const ForwardContext& context, const Tensor& sums, const Tensor& out,
-               bool accumulate) const;
+  void add_sum(const ForwardContext& context, const SharedRows& part, const Tensor& sums,
+               const Tensor& out, bool accumulate) const;
+  static void add_shared(const ForwardContext& context, const SharedRows& shared,
+                         const Tensor& out);
   int64_t activation_width() const;  // of what down_ reads
   int64_t during_experts_bytes(int64_t num_tokens) const;
   // By what the output of the expert that all tokens have is multiplied, [T, 1].

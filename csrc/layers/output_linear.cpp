@@ -97,6 +97,20 @@ void OutputLinear::finish(const ForwardContext& context, const Target& target, c
   if (columns_) columns_->gather(context, out);
 }
 
+bool OutputLinear::has_parts() const {
+  return has_sum() && share_.shares_products && products_.size() == 1 && sum_->is_in_rank_order();
+}
+
+std::optional<LinearArgs> OutputLinear::part_as_one(const ForwardContext& context, const Input& x,
+                                                    const Tensor& out) const {
+  return products_[0].as_one(context, x.rows, out, /*accumulate=*/false);
+}
+
+void OutputLinear::run_part(const ForwardContext& context, const Input& x,
+                            const Tensor& out) const {
+  products_[0].forward(context, {x.rows}, out, /*accumulate=*/false);
+}
+
 int64_t OutputLinear::workspace_bytes(int64_t num_rows) const {
   return Arena::footprint_bytes(DType::kF32, {num_rows, width()}) +
          (has_sum() ? sum_->workspace_bytes(num_rows) : 0);

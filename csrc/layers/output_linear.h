@@ -53,6 +53,14 @@ class OutputLinear {
   void finish(const ForwardContext& context, const Target& target, const Tensor& out,
               bool accumulate) const;
 
+  // Whether the result is the sum of one product a rank, in their order, which somebody else may
+  // bring together with other sums: then run_part() in the place of begin() to finish().
+  bool has_parts() const;
+  std::optional<LinearArgs> part_as_one(const ForwardContext& context, const Input& x,
+                                        const Tensor& out) const;
+  // out [M, N] = this rank's product.
+  void run_part(const ForwardContext& context, const Input& x, const Tensor& out) const;
+
   // Arena bytes of input and target.
   int64_t workspace_bytes(int64_t num_rows) const;
 

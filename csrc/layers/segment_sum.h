@@ -41,6 +41,8 @@ class SegmentSum {
   // Whether run() is one product, which then goes to own_sum().
   bool is_one_product() const { return own_.size() == 1 && own_[0].size == 1; }
   Tensor own_sum(const Tensor& sums) const;
+  // Whether the ranks bring one sum each, so that what is added to them is added to the result.
+  bool is_in_rank_order() const { return is_in_rank_order_; }
   // Of allocate(), and beside it of run().
   int64_t workspace_bytes(int64_t num_rows) const;
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,35 @@ def test_nodes_have_the_bits_of_threads(num_nodes: int, cut: str) -> None:
     threads = all_of(answers(path, **ranks))
     with nodes(path, num_nodes, **SIZES, **ranks) as shared, LLM(path, **shared) as llm:
         assert all_of(answered(llm)) == threads
+
+
+# The last has experts that stand whole on ranks.
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("qwen2_moe", {}),
+        ("deepseek_v3", {}),
+        ("glm4_moe", {}),
+        ("qwen2_moe", {"enable_expert_parallel": True}),
+    ],
+    ids=str,
+)
+def test_a_layer_is_two_sums_whatever_its_experts(family: str, options: dict[str, Any]) -> None:
+    """The expert that all tokens have is added up with the others."""
+    path = checkpoint(family)
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    num_layers = config["num_hidden_layers"]
+    one = answers(path, dtype="float32")
+    ranks = {"tensor_parallel_size": 2, "tensor_parallel_cut": "rows", "dtype": "float32"}
+    with (
+        nodes(path, 2, **SIZES, **ranks, **options) as shared,
+        LLM(path, **shared) as llm,
+    ):
+        assert_near(answered(llm), one, TOLERANCES["float32"])
+        trace = llm.trace()
+        num_steps = sum(step.num_tokens > 0 for step in trace)
+        sums = [record for record in trace.exchanges if record.name == "Sum over ranks"]
+        assert len(sums) == 2 * num_layers * num_steps
 
 
 def test_the_numerics_class_says_how_ranks_add_up() -> None:
