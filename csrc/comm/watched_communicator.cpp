@@ -3,6 +3,11 @@
 namespace llmserve {
 namespace {
 
+constexpr const char* kAllToAll = "All-to-all communication";
+
+// Integers are rows of experts, of which one rank brings bits and the others zeros.
+const char* sum_name(DType dtype) { return dtype == DType::kI32 ? kAllToAll : "Sum over ranks"; }
+
 class Waiting {
  public:
   Waiting(ExchangeWatch& watch, const char* name) : watch_(watch) { watch_.begin_exchange(name); }
@@ -17,13 +22,13 @@ class Waiting {
 }  // namespace
 
 void WatchedCommunicator::all_reduce(const Tensor& data, Reduction reduction) {
-  const Waiting waiting(watch_, "Sum over ranks");
+  const Waiting waiting(watch_, sum_name(data.dtype));
   inner_.all_reduce(data, reduction);
 }
 
 // Of unequal parts, which are what each rank's experts have made of their rows.
 void WatchedCommunicator::all_gather(const ConstTensor& x, const Tensor& out, Counts counts) {
-  const Waiting waiting(watch_, counts.empty() ? "Gather" : "All-to-all communication");
+  const Waiting waiting(watch_, counts.empty() ? "Gather" : kAllToAll);
   inner_.all_gather(x, out, counts);
 }
 
@@ -35,13 +40,13 @@ void WatchedCommunicator::gather_columns(const ConstTensor& x, const Tensor& out
 
 void WatchedCommunicator::reduce_scatter(const ConstTensor& x, const Tensor& out,
                                          Reduction reduction, Counts counts) {
-  const Waiting waiting(watch_, "Sum over ranks");
+  const Waiting waiting(watch_, sum_name(x.dtype));
   inner_.reduce_scatter(x, out, reduction, counts);
 }
 
 void WatchedCommunicator::all_to_all(const ConstTensor& x, const Tensor& out, Counts send_counts,
                                      Counts receive_counts) {
-  const Waiting waiting(watch_, "All-to-all communication");
+  const Waiting waiting(watch_, kAllToAll);
   inner_.all_to_all(x, out, send_counts, receive_counts);
 }
 

@@ -8,6 +8,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
+from gpu_ranks import need_gpus, plainly
 from hand_over import (
     DEADLINE_S,
     ONE,
@@ -25,7 +26,7 @@ from hand_over import (
 )
 from llmserve import LLM, SamplingParams
 from llmserve import _core_testing as testing
-from llmserve.errors import InvalidArgument, NotSupported
+from llmserve.errors import InvalidArgument
 
 REASON = testing.unavailable_reason("cuda")
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(bool(REASON), reason=f"no CUDA here: {REASON}")]
@@ -36,10 +37,7 @@ OTHERS = [[3 + (i * 11 + j * 5) % 60 for j in range(40 + 5 * i)] for i in range(
 
 @pytest.fixture(scope="module", autouse=True)
 def plain_products() -> Iterator[None]:
-    """With the same bits whatever the batch is."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LLMSERVE_CUDA_GEMM", "plain")
-        yield
+    yield from plainly()
 
 
 @pytest.fixture
@@ -159,18 +157,19 @@ def test_several_at_once_with_little_room(made: ExitStack) -> None:
     check_idle(receiver)
 
 
-@pytest.mark.parametrize(("ranks", "others"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize(
+    ("senders", "receivers"),
+    [
+        ({}, {"tensor_parallel_size": 2}),
+        ({"tensor_parallel_size": 2}, {}),
+        ({"pipeline_parallel_size": 2}, {"tensor_parallel_size": 2}),
+    ],
+)
 def test_engines_of_other_numbers_of_gpus_are_of_one_class(
-    made: ExitStack, ranks: int, others: int
+    made: ExitStack, senders: dict[str, int], receivers: dict[str, int]
 ) -> None:
-    try:
-        testing.nccl_library()
-    except NotSupported as error:
-        pytest.skip(str(error))
-    if testing.num_gpus() < 2:
-        pytest.skip("two GPUs are needed, and one is visible")
-    sender = make(made, tensor_parallel_size=ranks)
-    receiver = make(made, tensor_parallel_size=others)
+    need_gpus(2)
+    sender, receiver = make(made, **senders), make(made, **receivers)
     expected = words(run(receiver, PROMPT, SAMPLED))
     receiver.reset_prefix_cache()
     open_both(sender, receiver)

@@ -1,13 +1,15 @@
 """What a profiler of NVTX is told: by a stand-in that writes down what it hears."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 
 import pytest
+from checkpoints import checkpoint
+from gpu_ranks import need_gpus
 from llmserve import _core_testing
-from llmserve.errors import NotSupported
 
 REASON = _core_testing.unavailable_reason("cuda")
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(bool(REASON), reason=f"no CUDA here: {REASON}")]
@@ -41,14 +43,14 @@ int InitializeInjectionNvtx2(NvtxGetExportTableFunc_t get) {
 """
 
 RUN = """
-import os
+import json, os
 from llmserve import LLM, SamplingParams, demo_model_path
 options = {"device": "cuda", "kv_cache_memory_bytes": 2**22, "max_model_len": 64}
-with LLM(demo_model_path(), tensor_parallel_size=int(os.environ["RANKS"]), **options) as llm:
+options |= json.loads(os.environ["OPTIONS"])
+with LLM(os.environ.get("MODEL") or demo_model_path(), **options) as llm:
     params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
     llm.generate([[5, 6, 7]], params, use_tqdm=False)
-    if os.environ["RANKS"] == "1":
-        llm.open_hand_over("a key that both sides know", [])
+    llm.open_hand_over("a key that both sides know", [])
 """
 # Of streams, from the device that is emulated: the smaller number goes first.
 PRIORITIES = """
@@ -66,7 +68,7 @@ for line in streams:
 """
 
 
-def hear(tmp_path, **environment):
+def hear(tmp_path, options=None, **environment):
     """What the profiler writes down, and the lines that the process prints."""
     compiler, nvcc = shutil.which("cc") or shutil.which("gcc"), shutil.which("nvcc")
     if compiler is None or nvcc is None:
@@ -84,6 +86,7 @@ def hear(tmp_path, **environment):
         check=True,
     )
     heard = tmp_path / "heard"
+    environment["OPTIONS"] = json.dumps(options or {})
     environment |= {"NVTX_INJECTION64_PATH": str(tmp_path / "profiler.so"), "HEARD": str(heard)}
     told = subprocess.run(
         [sys.executable, "-c", RUN + PRIORITIES],
@@ -96,7 +99,7 @@ def hear(tmp_path, **environment):
 
 
 def test_steps_are_ranges_and_streams_have_names_and_priorities(tmp_path):
-    lines, told = hear(tmp_path, RANKS="1")
+    lines, told = hear(tmp_path)
     names = [line.rsplit(" ", 1)[0] for line in lines if line.startswith("stream")]
     assert set(names) == {"stream compute", "stream transfer", "stream hand-over transfer"}
     assert names.count("stream hand-over transfer") == 4
@@ -107,16 +110,26 @@ def test_steps_are_ranges_and_streams_have_names_and_priorities(tmp_path):
         assert priorities == {"compute": "-5", "transfer": "0", "hand-over transfer": "0"}
 
 
-def test_exchanges_among_gpus_are_ranges(tmp_path):
-    try:
-        _core_testing.nccl_library()
-    except NotSupported as error:
-        pytest.skip(str(error))
-    if _core_testing.num_gpus() < 2:
-        pytest.skip("two GPUs are needed, and one is visible")
-    lines, _ = hear(tmp_path, RANKS="2")
+# Columns of layers, hidden states of stages, and rows of experts that stand whole.
+@pytest.mark.parametrize(
+    ("family", "options", "ranges"),
+    [
+        ("", {"tensor_parallel_size": 2}, {"Gather of columns", "Broadcast"}),
+        ("", {"pipeline_parallel_size": 2}, {"Send", "Receive"}),
+        (
+            "qwen3_moe",
+            {"tensor_parallel_size": 2, "enable_expert_parallel": True},
+            {"All-to-all communication"},
+        ),
+    ],
+)
+def test_exchanges_among_gpus_are_ranges_within_each_ranks_steps(tmp_path, family, options, ranges):
+    need_gpus(2)
+    model = {"MODEL": str(checkpoint(family))} if family else {}
+    lines, _ = hear(tmp_path, options, **model)
     names = [line.rsplit(" ", 1)[0] for line in lines if line.startswith("stream")]
-    assert set(names) == {"stream compute", "stream transfer"}
-    assert {"push Prefill", "push Decode", "push Gather of columns"} <= set(lines)
+    assert set(names) == {"stream compute", "stream transfer", "stream hand-over transfer"}
+    assert names.count("stream hand-over transfer") == 8
+    assert {f"push {name}" for name in ranges} <= set(lines)
     assert lines.count("push Prefill") == 2  # each rank's
     assert lines.count("pop") == sum(line.startswith("push") for line in lines)
