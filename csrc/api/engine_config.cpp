@@ -135,10 +135,9 @@ void EngineConfig::validate() const {
                               " on device '", device,
                               "': ranks of a CPU read each other's keys; "
                               "use device='cpu', or leave it at 1"));
-  if (parallel.nodes > 1 && !is_host)
-    throw NotSupported(concat("nnodes=", parallel.nodes, " on device '", device,
-                              "': the GPUs of a model are in one machine; run a server each behind "
-                              "llmserve route"));
+  if (parallel.has_halves() && !is_host)
+    throw NotSupported(concat("enable_dbo on device '", device,
+                              "': half batches run on threads of a CPU; leave it out"));
   if (dtype != DType::kF32 && dtype != DType::kBF16) {
     throw InvalidArgument(concat("dtype must be float32 or bfloat16, got ", name(dtype)));
   }

@@ -129,6 +129,7 @@ void NcclCommunicator::fail(const std::string& problem) {
 
 void NcclCommunicator::fail_with_others() {
   if (*options_.has_failed) fail("another rank has failed");
+  if (options_.has_lost_rank && options_.has_lost_rank()) fail("a rank of another node has gone");
 }
 
 bool NcclCommunicator::has_settled(const char* what) {
@@ -416,12 +417,16 @@ void NcclCommunicator::barrier() {
   wait();
 }
 
-void NcclCommunicator::check() { has_settled("an exchange"); }
+void NcclCommunicator::check() {
+  has_settled("an exchange");
+  if (options_.has_lost_rank) fail_with_others();
+}
 
 void NcclCommunicator::abort() noexcept {
   const std::scoped_lock lock(mutex_);
   if (comm_ == nullptr) return;
   if (ended_by_.empty()) ended_by_ = "it was aborted";
+  if (options_.leave) options_.leave();
   library_.call.CommAbort(std::exchange(comm_, nullptr));
 }
 

@@ -28,6 +28,10 @@ struct NcclOptions {
   std::shared_ptr<std::atomic<int64_t>> num_errors;  // as GroupOptions'
   // Of all ranks in this process: whoever waits for one that has failed waits no more.
   std::shared_ptr<std::atomic<bool>> has_failed = std::make_shared<std::atomic<bool>>(false);
+  // Of ranks in other processes: whether one has gone, and how they hear that this one gives up.
+  // Any thread. None: there are none.
+  std::function<bool()> has_lost_rank;
+  std::function<void()> leave;
 };
 
 // What the ranks find each other by. Throws DeviceError.

@@ -77,6 +77,12 @@ void TcpCommunicator::check() {
   if (!failure_.empty()) throw DeviceError(failure_);
 }
 
+bool TcpCommunicator::has_lost_peer() const {
+  const auto now = std::chrono::steady_clock::now();
+  return std::ranges::any_of(links_,
+                             [&](const auto& link) { return link && link->is_readable(now); });
+}
+
 void TcpCommunicator::abort() noexcept {
   for (const auto& link : links_)
     if (link) link->cancel();

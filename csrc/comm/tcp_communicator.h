@@ -43,6 +43,8 @@ class TcpCommunicator final : public Communicator {
   void barrier() override;
   void check() override;
   void abort() noexcept override;
+  // Whether another rank has closed its end, where nobody exchanges any more. Never waits.
+  bool has_lost_peer() const;
 
  private:
   // What goes to a rank and what comes from it.

@@ -111,13 +111,6 @@ void add_head_rank(const HeadConfig& head, const Checkpoint& checkpoint, const E
 void plan_head(const ConfigRequest& request, const Checkpoint& checkpoint,
                const ModelConfig& target, const EngineConfig& target_config, PlannedDraft& plan) {
   const DrafterKind& kind = find_drafter(target_config.speculation.method);
-  if (target_config.parallel.pipeline > 1 && target_config.device != "cpu" &&
-      target_config.device != "ref")
-    throw NotSupported(concat("speculative_config: method \"", kind.name,
-                              "\" with pipeline_parallel_size=", target_config.parallel.pipeline,
-                              " on device '", target_config.device,
-                              "': heads read states of other stages on CPUs alone; use a draft "
-                              "model, or pipeline_parallel_size=1"));
   if (!target_config.speculation.is_exact())
     throw NotSupported(concat("speculative_config: rejection_sample_method 'rejection' is not ",
                               "supported with method \"", kind.name, "\"; leave it at 'exact'"));

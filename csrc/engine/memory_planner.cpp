@@ -60,8 +60,10 @@ int64_t idle_bytes(const MemoryPlan& plan) {
   if (!has_rank_devices(plan.config)) return 0;
   int64_t most = 0;
   int64_t sum = 0;
-  for (size_t rank = 0; rank < plan.ranks.size(); ++rank) {
-    const RankPlan& of = plan.ranks[rank];
+  const int first = plan.config.parallel.first_rank();
+  const int num_ranks = plan.config.parallel.num_local_ranks();
+  for (int rank = first; rank < first + num_ranks; ++rank) {
+    const RankPlan& of = plan.ranks[static_cast<size_t>(rank)];
     int64_t bytes = of.weight_bytes + of.workspace_bytes + of.state_bytes;
     if (rank == 0)
       bytes += (plan.draft_weights.total_bytes() + plan.draft_workspace_bytes) /
@@ -69,7 +71,7 @@ int64_t idle_bytes(const MemoryPlan& plan) {
     most = std::max(most, bytes);
     sum += bytes;
   }
-  return plan.config.parallel.data * (most * std::ssize(plan.ranks) - sum);
+  return plan.config.parallel.data * (most * num_ranks - sum);
 }
 
 // Bytes beside the KV cache.
@@ -218,7 +220,7 @@ int64_t bytes_of_ranks(const MemoryPlan& plan, const KvCacheDType& dtype) {
     most = std::max(most, of_rank);
   }
   // On devices of their own all have as much room as the one that needs most.
-  return has_rank_devices(plan.config) ? most * std::ssize(plan.ranks) : bytes;
+  return has_rank_devices(plan.config) ? most * plan.config.parallel.num_local_ranks() : bytes;
 }
 
 struct SizedPool {

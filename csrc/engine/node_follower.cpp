@@ -7,7 +7,9 @@
 #include "engine/node_blocks.h"
 #include "engine/node_leader.h"
 #include "engine/node_settings.h"
+#include "engine/rank_devices.h"
 #include "engine/worker_plan.h"
+#include "kernels/device_steps.h"
 #include "kv_cache/cache_groups.h"
 #include "speculation/registry.h"
 
@@ -231,8 +233,9 @@ bool NodeFollower::obey(const RankFrame& frame) {
     switch (frame.head.type) {
       case RankFrameType::kMeet: {
         const RankMeeting meeting = read_rank_meeting(frame.payload);
-        meet(meeting);
+        std::vector<RankEnds> ends = meet(meeting);
         orders_->send(RankFrameType::kMet, epoch_payload(meeting.epoch), kPatience);
+        join(std::move(ends));
         return true;
       }
       case RankFrameType::kStep:
@@ -281,18 +284,27 @@ bool NodeFollower::obey(const RankFrame& frame) {
   return true;
 }
 
-void NodeFollower::meet(RankMeeting meeting) {
+std::vector<RankEnds> NodeFollower::meet(RankMeeting meeting) {
   leave();
   if (meeting.doors.size() != static_cast<size_t>(config_.parallel.nodes))
     throw DeviceError("a meeting of other nodes");
   meeting.doors[0] = leader_address().text();  // as this node has found it
-  std::vector<RankEnds> ends = meet_nodes(config_.parallel,
-                                          {.node = config_.parallel.node,
-                                           .key = config_.parallel.cluster_key,
-                                           .door = door_.get(),
-                                           .meeting = std::move(meeting),
-                                           .timeout = std::chrono::minutes(10)},
-                                          Clock::now() + kMeetingTime);
+  return meet_nodes(config_.parallel,
+                    {.node = config_.parallel.node,
+                     .key = config_.parallel.cluster_key,
+                     .door = door_.get(),
+                     .meeting = std::move(meeting),
+                     .timeout = std::chrono::minutes(10)},
+                    Clock::now() + kMeetingTime);
+}
+
+// Devices meet when all nodes have, node 0's among them.
+void NodeFollower::join(std::vector<RankEnds> ends) {
+  if (has_rank_devices(config_))
+    ranks_.run([&](int local) {
+      RankEnds& end = ends[static_cast<size_t>(local)];
+      end = meet_on_devices(std::move(end), *workers_[static_cast<size_t>(local)], nullptr);
+    });
   const std::lock_guard lock(mutex_);
   for (size_t i = 0; i < ends.size(); ++i) {
     if (wrap_) ends[i].tensor_ranks = wrap_(std::move(ends[i].tensor_ranks));
@@ -302,13 +314,23 @@ void NodeFollower::meet(RankMeeting meeting) {
 }
 
 void NodeFollower::run_step(Bytes payload) {
-  const StepBatch& batch = reader_->read(payload);
+  const StepBatch& read = reader_->read(payload);
+  DeviceSteps* const first = workers_[0]->steps();
+  std::span<std::byte> block;
+  if (first != nullptr) block = first->begin(StepCopy::num_bytes(read), 0, 0);
+  const StepBatch& batch = first != nullptr ? copy_.lay_out(read, block) : read;
   const RankThreads::Awaited awaited(ranks_);
   ranks_.run([&](int local) {
     Worker& worker = *workers_[static_cast<size_t>(local)];
+    DeviceSteps* const steps = worker.steps();
+    if (steps != nullptr) {
+      if (local > 0) steps->follow(block, 0, 0);
+      steps->bring_over();
+    }
     NoSink sink;
     worker.prepare(batch);
     worker.run(batch, sink);
+    if (steps != nullptr) steps->end();
   });
   ++num_steps_;
 }
@@ -369,6 +391,7 @@ void NodeFollower::give_up_exchanges() noexcept {
 
 // The other ranks notice that this one's ends are closed.
 void NodeFollower::leave() {
+  give_up_exchanges();  // so that no device waits for others in them
   const std::lock_guard lock(mutex_);
   has_met_ = can_abort_ = false;
   for (const auto& worker : workers_)
@@ -421,7 +444,22 @@ void NodeFollower::watch() {
       if (is_lost) beats_.reset();
     }
     if (is_lost) lose_leader();
+    check_devices();
   }
+}
+
+// What devices exchange the host does not wait for: it is looked at here whether another rank has
+// given it up.
+void NodeFollower::check_devices() noexcept {
+  if (!has_rank_devices(config_)) return;
+  try {
+    const std::lock_guard lock(mutex_);
+    if (!can_abort_) return;
+    for (const auto& worker : workers_) worker->check_exchanges();
+    return;
+  } catch (const Error&) {
+  }
+  give_up_exchanges();
 }
 
 }  // namespace llmserve

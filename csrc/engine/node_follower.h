@@ -18,6 +18,7 @@
 #include "engine/kv_block_bytes.h"
 #include "engine/local_head.h"
 #include "engine/local_ranks.h"
+#include "engine/step_copy.h"
 #include "engine/step_wire.h"
 
 namespace llmserve {
@@ -53,7 +54,8 @@ class NodeFollower {
   void find_leader();
   void say_hello();
   bool obey(const RankFrame& frame);
-  void meet(RankMeeting meeting);
+  std::vector<RankEnds> meet(RankMeeting meeting);
+  void join(std::vector<RankEnds> ends);
   SocketAddress leader_address() const;
   void load_head();
   bool has_last_stage() const { return config_.parallel.num_local_last_ranks() > 0; }
@@ -67,6 +69,7 @@ class NodeFollower {
   void leave_thread(const std::string& reason) noexcept;
   void lose_leader() noexcept;
   void watch();
+  void check_devices() noexcept;
   void check_goes_on() const;
 
   ConfigRequest request_;
@@ -78,6 +81,7 @@ class NodeFollower {
   RankThreads ranks_;
   std::vector<std::unique_ptr<Worker>> workers_;  // [local ranks]
   std::unique_ptr<StepReader> reader_;
+  StepCopy copy_;                    // of what it reads, for devices
   std::unique_ptr<LocalHead> head_;  // that drafts; null: there is none
   std::unique_ptr<HeadStepReader> head_reader_;
   std::unique_ptr<RankDoor> door_;  // null until rank 0's process is found, and of the last node

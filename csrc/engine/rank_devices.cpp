@@ -4,8 +4,11 @@
 #include <cstdlib>
 #include <limits>
 #include <string_view>
+#include <utility>
 
+#include "comm/nccl_meeting.h"
 #include "core/error.h"
+#include "core/thread_beat.h"
 #include "engine/worker_plan.h"
 #include "kernels/cuda_loader.h"
 
@@ -28,11 +31,13 @@ std::string sizes_of(const ParallelConfig& parallel) {
   return sizes;
 }
 
-// Of the ranks of all replicas, those of a replica follow one another.
-int num_all_ranks(const ParallelConfig& parallel) { return parallel.data * parallel.num_ranks(); }
+// Among those of all replicas in this process, where those of a replica follow one another.
+int worker_of(const ParallelConfig& parallel, int rank) {
+  return parallel.replica * parallel.num_local_ranks() + rank - parallel.first_rank();
+}
 
-Place place_of(const ParallelConfig& parallel, int rank_of_all) {
-  const int num_ranks = num_all_ranks(parallel);
+Place place_of(const ParallelConfig& parallel, int worker) {
+  const int num_ranks = parallel.num_workers();
   const int num_devices = num_cuda_devices();
   const char* shared = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
   if (num_ranks > num_devices && (shared == nullptr || std::string_view(shared) != "1"))
@@ -41,28 +46,28 @@ Place place_of(const ParallelConfig& parallel, int rank_of_all) {
                num_devices == 1 ? " GPU is" : " GPUs are",
                " visible, and each rank needs one of its own; use a smaller number, or set "
                "NCCL_MULTI_RANK_GPU_ENABLE=1, which lets ranks share a GPU for trials"));
-  const int device = rank_of_all % num_devices;
+  const int device = worker % num_devices;
   return {.device = device, .num_ranks = (num_ranks - device - 1) / num_devices + 1};
 }
 
 }  // namespace
 
 bool has_rank_devices(const EngineConfig& config) {
-  return config.device == kCuda && num_all_ranks(config.parallel) > 1;
+  return config.device == kCuda && config.parallel.data * config.parallel.num_ranks() > 1;
 }
 
 std::unique_ptr<Backend> make_rank_backend(const EngineConfig& config, int rank) {
   const BackendOptions options{.num_threads = thread_share(config, rank).count};
   if (!has_rank_devices(config)) return make_backend(config.device, options);
-  const int first = config.parallel.replica * config.parallel.num_ranks();
-  return make_cuda_backend_on(place_of(config.parallel, first + rank).device, options);
+  const Place place = place_of(config.parallel, worker_of(config.parallel, rank));
+  return make_cuda_backend_on(place.device, options);
 }
 
 int64_t free_rank_bytes(const EngineConfig& config) {
-  const int num_ranks = num_all_ranks(config.parallel);
+  const int num_ranks = config.parallel.num_workers();
   int64_t least = std::numeric_limits<int64_t>::max();
-  for (int rank = 0; rank < num_ranks; ++rank) {
-    const Place place = place_of(config.parallel, rank);
+  for (int worker = 0; worker < num_ranks; ++worker) {
+    const Place place = place_of(config.parallel, worker);
     least = std::min(least, free_cuda_bytes(place.device) / place.num_ranks);
   }
   return least * num_ranks;
@@ -73,6 +78,18 @@ int64_t gathered_bytes(const EngineConfig& config, const StepShape& shape) {
   if (config.device != kCuda || config.parallel.tensor == 1) return 0;
   return static_cast<int64_t>(sizeof(float)) * std::max(shape.max_tokens * shape.max_in_features,
                                                         shape.max_logit_rows * shape.vocab_size);
+}
+
+RankEnds meet_on_devices(RankEnds ends, const Worker& worker,
+                         const std::shared_ptr<std::atomic<int64_t>>& num_errors) {
+  const BeatPause pause;  // others may load first
+  const auto meet = [&](std::unique_ptr<Communicator>& end, int64_t staging_bytes) {
+    if (end->world_size() > 1)
+      end = meet_in_nccl(std::move(end), rank_place(worker.backend(), staging_bytes), num_errors);
+  };
+  meet(ends.tensor_ranks, worker.staging_bytes());
+  meet(ends.stages, 0);
+  return ends;
 }
 
 RankPlace rank_place(Backend& backend, int64_t staging_bytes) {

@@ -28,7 +28,6 @@ namespace {
 // Of a step that another node may not read before the one before it has ended: so few that a
 // connection holds all that may lie there, and whoever sends waits for nobody.
 constexpr int64_t kMaxUnreadBytes = 16 << 10;
-constexpr const char* kGivenUp = "the ranks have given up what they exchanged";
 
 std::unique_ptr<DraftWorker> make_draft(const EngineConfig& config, const Worker& target,
                                         MaskFiller& masks) {
@@ -107,6 +106,10 @@ StepRunner::StepRunner(const EngineConfig& config, const Checkpoint& checkpoint,
         "speculative_config: rejection_sample_method 'rejection' draws on the host; use "
         "device='cpu', or leave it at 'exact'");
   if (!leader_) return;
+  if (steps_ != nullptr && head_)
+    throw NotSupported(
+        "speculative_config: heads that draft do not run on the GPUs of several nodes; use a draft "
+        "model, or nnodes=1");
   exchanges_ = std::make_shared<ExchangeLog>();
   first().log_exchanges(*exchanges_);
   const std::stop_callback end(given_up, [this] { cancel(); });
@@ -117,25 +120,6 @@ std::unique_ptr<NodeLeader> StepRunner::make_leader(const Checkpoint& checkpoint
   if (config_.parallel.nodes == 1) return nullptr;
   return std::make_unique<NodeLeader>(config_.parallel, node_settings(config_, checkpoint),
                                       decided_settings(config_), [this] { give_up_exchanges(); });
-}
-
-// Ends what the ranks are exchanging. Any thread.
-void StepRunner::give_up_exchanges() noexcept {
-  const std::lock_guard lock(exchanges_mutex_);
-  if (!has_met_.exchange(false)) return;
-  for (const auto& worker : workers_) worker->abort_exchanges();
-}
-
-void StepRunner::meet_other_nodes() {
-  const BeatPause pause;  // they may take as long as the cluster's timeout
-  std::vector<RankEnds> ends = leader_->meet();
-  {
-    const std::lock_guard lock(exchanges_mutex_);
-    for (size_t i = 0; i < ends.size(); ++i) workers_[i]->join(std::move(ends[i]));
-    has_met_ = true;
-  }
-  if (leader_->has_lost()) give_up_exchanges();  // before it could
-  if (std::exchange(has_met_nodes_, true) && head_ && has_far_head()) head_->note_lost_node();
 }
 
 // A worker goes on its rank's thread, as it came.
@@ -193,7 +177,7 @@ void StepRunner::launch(const StepPlan& plan) {
     const TraceRange range(flight.name);
     std::optional<RecordedShape> recorded;
     // What is recorded with exchanges in it must be so on all ranks or none.
-    if (steps_ != nullptr && !config_.enforce_eager && workers_.size() == 1)
+    if (steps_ != nullptr && !config_.enforce_eager && config_.parallel.num_ranks() == 1)
       recorded = recorded_shape(plan, limits_);
     const ExpertLoads* const loads = first().expert_loads().get();
     const bool counts_ids = loads != nullptr && loads->is_counting();
@@ -328,34 +312,6 @@ void StepRunner::post_waiting() {
   }
 }
 
-void StepRunner::run_on_ranks(const std::function<void(int rank)>& work) {
-  const bool are_several = workers_.size() > 1 || leader_;
-  if (are_several && !has_met_) {
-    if (watch_ && !flights_.is_empty())  // their results are none
-      throw failure_of_ranks(0, kGivenUp);
-    leader_ ? meet_other_nodes() : meet();
-  }
-  if (watch_) watch_->wake();
-  if (!are_several) return ranks_.run(work);
-  const RankThreads::Awaited awaited(ranks_);
-  run_guarded([&] { ranks_.run(work); });
-}
-
-void StepRunner::run_guarded(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const RankLeft&) {
-    throw;
-  } catch (const DeviceError& error) {
-    if (!leader_) throw failure_of_ranks(ranks_.failed_rank(), error.what());
-    give_up_exchanges();
-    throw RankFailure(ranks_.failed_rank(), concat(error.what(), leader_->reasons()));
-  } catch (...) {  // where one rank is alone on its node nobody else has told the others
-    if (leader_) give_up_exchanges();
-    throw;
-  }
-}
-
 std::unique_ptr<HeadWorker> StepRunner::make_head() {
   if (!config_.draft || !find_drafter(config_.speculation.method).has_head()) return nullptr;
   using Work = std::function<void(int rank)>;
@@ -369,84 +325,6 @@ std::unique_ptr<HeadWorker> StepRunner::make_head() {
   for (const auto& worker : workers_) target.workers.push_back(worker.get());
   return std::make_unique<HeadWorker>(head_kind(config_.speculation.method), *config_.draft,
                                       std::move(target));
-}
-
-void StepRunner::meet() {
-  const int tensor = config_.parallel.tensor;
-  const int pipeline = config_.parallel.pipeline;
-  const auto make = [this](int num_ranks) {
-    return make_group_(steps_ != nullptr ? "nccl" : "shm",
-                       {.world_size = num_ranks, .num_errors = num_exchange_errors_});
-  };
-  std::vector<std::unique_ptr<CommunicatorGroup>> of_stage(static_cast<size_t>(pipeline));
-  std::vector<std::unique_ptr<CommunicatorGroup>> of_place(static_cast<size_t>(tensor));
-  if (tensor > 1)
-    for (auto& group : of_stage) group = make(tensor);
-  if (pipeline > 1)
-    for (auto& group : of_place) group = make(pipeline);
-  ranks_.run([&](int rank) {
-    Worker& worker = *workers_[static_cast<size_t>(rank)];
-    const int stage = stage_of(config_, rank);
-    const int in_stage = rank % tensor;
-    const auto join = [&](const std::unique_ptr<CommunicatorGroup>& group, int member,
-                          int64_t staging_bytes) -> std::unique_ptr<Communicator> {
-      if (group) return group->join(member, rank_place(worker.backend(), staging_bytes));
-      return std::make_unique<SingleCommunicator>();
-    };
-    // Columns are gathered among the ranks of a stage alone.
-    worker.join({.tensor_ranks =
-                     join(of_stage[static_cast<size_t>(stage)], in_stage, worker.staging_bytes()),
-                 .stages = join(of_place[static_cast<size_t>(in_stage)], stage, 0),
-                 .second_half = {}});
-  });
-  const std::lock_guard lock(exchanges_mutex_);
-  ++group_;
-  if (watch_) watch_->begin_group(group_);
-  has_met_ = true;
-}
-
-std::unique_ptr<DeviceWatch> StepRunner::make_watch() {
-  if (steps_ == nullptr || workers_.size() == 1) return nullptr;
-  std::vector<DeviceWatch::Rank> ranks;
-  for (const auto& worker : workers_) {
-    const auto check = [this, &worker] {
-      const std::lock_guard lock(exchanges_mutex_);
-      if (has_met_) worker->check_exchanges();
-    };
-    ranks.push_back({.check = check, .progress = rank_place(worker->backend(), 0).queue.progress});
-  }
-  const auto give_up = [this](const DeviceWatch::Failure& failure) {
-    std::unique_lock lock(exchanges_mutex_);
-    if (failure.group != group_) return;
-    lock.unlock();
-    give_up_exchanges();
-  };
-  return std::make_unique<DeviceWatch>(std::move(ranks), give_up);
-}
-
-// What the device did behind exchanges that were given up is no result.
-std::span<const DrawnRow> StepRunner::results_of(const Flight& flight) {
-  if (!watch_) return steps_->wait(flight.step);
-  std::string reason;
-  try {
-    const std::span<const DrawnRow> drawn = steps_->wait(flight.step);
-    for (const auto& worker : workers_) worker->check_exchanges();
-    if (has_met_) {
-      watch_->trust();
-      return drawn;
-    }
-    reason = kGivenUp;
-  } catch (const DeviceError& error) {
-    reason = error.what();
-    give_up_exchanges();
-  }
-  throw failure_of_ranks(0, reason);
-}
-
-// As the watch has it, who saw it first, if anybody did.
-RankFailure StepRunner::failure_of_ranks(int rank, const std::string& reason) const {
-  const auto failure = watch_ ? watch_->failure() : std::nullopt;
-  return failure ? RankFailure(failure->rank, failure->reason) : RankFailure(rank, reason);
 }
 
 const SampledTokens& StepRunner::wait() {
@@ -525,6 +403,9 @@ void StepRunner::sample_on_device(const ConstTensor& logits, const StepBatch& ba
 std::shared_ptr<KvMover> StepRunner::open_hand_over(const HandOverOptions& options,
                                                     std::shared_ptr<KvHost> host) {
   if (mover_) throw InvalidArgument("hand-over is open already; make a new engine to change it");
+  if (leader_ && steps_ != nullptr)
+    throw NotSupported(
+        "prompts are not handed over where a model has GPUs on several nodes; use nnodes=1");
   ranks_.run([this](int rank) { workers_[static_cast<size_t>(rank)]->open_copies(); });
   std::vector<const Worker*> workers;
   for (const auto& worker : workers_) workers.push_back(worker.get());

@@ -69,7 +69,9 @@ class StepRunner final : public Executor {
     if (runs_ahead()) return Scheduler::kMaxAhead;
     return std::min(config_.parallel.pipeline, Scheduler::kMaxInFlight);
   }
-  bool runs_ahead() const override { return steps_ != nullptr && config_.parallel.pipeline == 1; }
+  bool runs_ahead() const override {
+    return steps_ != nullptr && config_.parallel.pipeline == 1 && config_.parallel.nodes == 1;
+  }
   void launch(const StepPlan& plan) override;
   const SampledTokens& wait() override;
   void abandon() noexcept override;

@@ -127,6 +127,7 @@ def package(tmp_path_factory):
         ("../cuda/test_stages_on_gpus.py", ""),
         ("../cuda/test_experts_on_gpus.py", ""),
         ("../cuda/test_rank_cuts_on_gpus.py", ""),
+        ("../cuda/test_nodes_on_gpus.py", ""),
     ],
 )
 def test_the_parity_tests_pass_on_emulated_kernels(package, files, selection):

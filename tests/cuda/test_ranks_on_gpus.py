@@ -173,7 +173,6 @@ def test_more_ranks_than_gpus_are_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"nnodes": 2}, "nnodes=2 on device 'cuda'"),
         ({"decode_context_parallel_size": 2}, "decode_context_parallel_size=2 on device 'cuda'"),
     ],
     ids=str,

@@ -299,7 +299,7 @@ class EngineOptions:
         "processes that share the ranks, mostly one a machine; the tokens are the same",
         minimum=1,
         maximum=64,
-        more="CPU only. All are given the same options but `node_rank`. See "
+        more="All are given the same options but `node_rank`. See "
         "[ranks.md](ranks.md#several-machines)",
     )
     node_rank: int = engine_option(
