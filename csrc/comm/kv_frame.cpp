@@ -1,8 +1,8 @@
 #include "comm/kv_frame.h"
 
 #include <algorithm>
-#include <cstring>
-#include <string_view>
+
+#include "comm/wire_bytes.h"
 
 namespace llmserve {
 namespace {
@@ -11,81 +11,32 @@ constexpr uint32_t kMagic = 0x31564b4c;  // "LKV1"
 constexpr size_t kMaxClassBytes = 256;
 constexpr size_t kMaxTextBytes = 512;
 
-[[noreturn]] void fail(const char* what) {
-  throw HandOverError(HandOverCause::kCorrupt, concat("a frame of KV blocks: ", what));
+struct KvFrameFailure {
+  [[noreturn]] static void fail(const char* what) {
+    throw HandOverError(HandOverCause::kCorrupt, concat("a frame of KV blocks: ", what));
+  }
+};
+using Reader = BasicWireReader<KvFrameFailure>;
+
+BlockPlace read_place(Reader& reader) {
+  BlockPlace place;
+  place.group = reader.integer<uint16_t>();
+  place.place = reader.integer<uint32_t>();
+  return place;
 }
 
-class Reader {
- public:
-  explicit Reader(Bytes bytes) : bytes_(bytes) {}
+void write_place(WireWriter& writer, const BlockPlace& block) {
+  writer.integer(block.group).integer(block.place);
+}
 
-  template <class T>
-  T integer() {
-    const Bytes bytes = take(sizeof(T));
-    uint64_t value = 0;
-    for (size_t i = sizeof(T); i-- > 0;) value = value << 8 | std::to_integer<uint64_t>(bytes[i]);
-    return static_cast<T>(value);
-  }
-  TokenHash hash() {
-    TokenHash hash;
-    std::memcpy(hash.bytes.data(), take(hash.bytes.size()).data(), hash.bytes.size());
-    return hash;
-  }
-  std::string text(size_t max_bytes) {
-    const size_t count = integer<uint16_t>();
-    if (count > max_bytes) fail("a text is too long");
-    const Bytes bytes = take(count);
-    return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-  }
-  BlockPlace place() {
-    BlockPlace place;
-    place.group = integer<uint16_t>();
-    place.place = integer<uint32_t>();
-    return place;
-  }
-  Bytes rest() { return take(bytes_.size()); }
-  size_t num_left() const { return bytes_.size(); }
-  void end() const {
-    if (!bytes_.empty()) fail("it is longer than what it says");
-  }
-
- private:
-  Bytes take(size_t count) {
-    if (count > bytes_.size()) fail("it is cut short");
-    const Bytes taken = bytes_.first(count);
-    bytes_ = bytes_.subspan(count);
-    return taken;
-  }
-
-  Bytes bytes_;
-};
-
-class Writer {
- public:
-  template <class T>
-  Writer& integer(T value) {
-    for (size_t i = 0; i < sizeof(T); ++i)
-      bytes_.push_back(static_cast<std::byte>(static_cast<uint64_t>(value) >> (8 * i)));
-    return *this;
-  }
-  Writer& hash(const TokenHash& hash) {
-    const Bytes bytes = bytes_of(hash);
-    bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
-    return *this;
-  }
-  Writer& text(std::string_view text, size_t max_bytes) {
-    text = text.substr(0, max_bytes);
-    integer(static_cast<uint16_t>(text.size()));
-    const Bytes bytes = std::as_bytes(std::span(text));
-    bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
-    return *this;
-  }
-  Writer& place(const BlockPlace& block) { return integer(block.group).integer(block.place); }
-  FrameBytes take() { return std::move(bytes_); }
-
- private:
-  FrameBytes bytes_;
-};
+// What `write` gives the writer.
+template <class Write>
+FrameBytes written(const Write& write) {
+  FrameBytes bytes;
+  WireWriter writer(bytes);
+  write(writer);
+  return bytes;
+}
 
 }  // namespace
 
@@ -111,17 +62,17 @@ uint32_t max_payload_bytes(FrameType type) {
 
 FrameHead read_frame_head(std::span<const std::byte, kFrameHeadBytes> bytes) {
   Reader reader(bytes);
-  if (reader.integer<uint32_t>() != kMagic) fail("it does not begin as one");
+  if (reader.integer<uint32_t>() != kMagic) Reader::fail("it does not begin as one");
   FrameHead head;
   const auto type = reader.integer<uint8_t>();
   if (type < static_cast<uint8_t>(FrameType::kHello) ||
       type > static_cast<uint8_t>(FrameType::kWait))
-    fail("its type is not known");
+    Reader::fail("its type is not known");
   head.type = static_cast<FrameType>(type);
   const bool is_zero = reader.integer<uint8_t>() == 0 && reader.integer<uint16_t>() == 0;
   head.num_bytes = reader.integer<uint32_t>();
-  if (!is_zero || reader.integer<uint32_t>() != 0) fail("what has to be 0 is not");
-  if (head.num_bytes > max_payload_bytes(head.type)) fail("it is too long for its type");
+  if (!is_zero || reader.integer<uint32_t>() != 0) Reader::fail("what has to be 0 is not");
+  if (head.num_bytes > max_payload_bytes(head.type)) Reader::fail("it is too long for its type");
   head.number = reader.integer<uint64_t>();
   head.code = reader.hash();
   return head;
@@ -132,10 +83,11 @@ HelloFrame read_hello(Bytes payload) {
   HelloFrame hello;
   hello.version = reader.integer<uint32_t>();
   hello.nonce = reader.hash();
+  if (hello.version != kKvProtocolVersion) return hello;  // nobody knows what follows
   hello.numerics_class = reader.text(kMaxClassBytes);
   hello.shape.block_size = reader.integer<uint32_t>();
   const size_t num_groups = reader.integer<uint16_t>();
-  if (num_groups > kMaxCacheGroups) fail("it has too many groups");
+  if (num_groups > kMaxCacheGroups) Reader::fail("it has too many groups");
   for (size_t i = 0; i < num_groups; ++i)
     hello.shape.block_bytes.push_back(reader.integer<uint64_t>());
   reader.end();
@@ -155,7 +107,7 @@ RefusalFrame read_refusal(Bytes payload) {
   Reader reader(payload);
   RefusalFrame refusal;
   const auto cause = reader.integer<uint8_t>();
-  if (cause >= kNumHandOverCauses) fail("its cause is not known");
+  if (cause >= kNumHandOverCauses) Reader::fail("its cause is not known");
   refusal.cause = static_cast<HandOverCause>(cause);
   refusal.text = reader.text(kMaxTextBytes);
   reader.end();
@@ -171,17 +123,17 @@ PullFrame read_pull(Bytes payload) {
   pull.prefix = reader.hash();
   pull.num_slots = reader.integer<uint32_t>();
   const size_t count = reader.integer<uint32_t>();
-  if (count > reader.num_left() / kBlockPlaceBytes) fail("it is cut short");
+  if (count > reader.num_left() / kBlockPlaceBytes) Reader::fail("it is cut short");
   pull.blocks.reserve(count);
-  for (size_t i = 0; i < count; ++i) pull.blocks.push_back(reader.place());
+  for (size_t i = 0; i < count; ++i) pull.blocks.push_back(read_place(reader));
   reader.end();
   return pull;
 }
 
 BlockPlace read_block(Bytes payload, Bytes& rest) {
   Reader reader(payload);
-  const BlockPlace block = reader.place();
-  rest = reader.rest();
+  const BlockPlace block = read_place(reader);
+  rest = reader.take(reader.num_left());
   return block;
 }
 
@@ -189,7 +141,7 @@ SlotFrame read_slot(Bytes payload) {
   Reader reader(payload);
   SlotFrame slot;
   slot.slot = reader.integer<uint32_t>();
-  slot.block = reader.place();
+  slot.block = read_place(reader);
   reader.end();
   return slot;
 }
@@ -203,58 +155,64 @@ uint32_t read_free(Bytes payload) {
 
 void write_frame_head(FrameType type, uint32_t num_bytes, uint64_t number,
                       std::span<std::byte, kFrameHeadBytes> bytes) {
-  const FrameBytes head = Writer()
-                              .integer(kMagic)
-                              .integer(static_cast<uint8_t>(type))
-                              .integer(uint8_t{0})
-                              .integer(uint16_t{0})
-                              .integer(num_bytes)
-                              .integer(uint32_t{0})
-                              .integer(number)
-                              .take();
+  const FrameBytes head = written([&](WireWriter& writer) {
+    writer.integer(kMagic)
+        .integer(static_cast<uint8_t>(type))
+        .integer(uint8_t{0})
+        .integer(uint16_t{0})
+        .integer(num_bytes)
+        .integer(uint32_t{0})
+        .integer(number);
+  });
   std::ranges::copy(head, bytes.begin());
 }
 
 FrameBytes to_bytes(const HelloFrame& hello) {
-  Writer writer;
-  writer.integer(hello.version)
-      .hash(hello.nonce)
-      .text(hello.numerics_class, kMaxClassBytes)
-      .integer(hello.shape.block_size)
-      .integer(static_cast<uint16_t>(hello.shape.block_bytes.size()));
-  for (const uint64_t num_bytes : hello.shape.block_bytes) writer.integer(num_bytes);
-  return writer.take();
+  return written([&](WireWriter& writer) {
+    writer.integer(hello.version)
+        .hash(hello.nonce)
+        .text(hello.numerics_class, kMaxClassBytes)
+        .integer(hello.shape.block_size)
+        .integer(static_cast<uint16_t>(hello.shape.block_bytes.size()));
+    for (const uint64_t num_bytes : hello.shape.block_bytes) writer.integer(num_bytes);
+  });
 }
 
 FrameBytes to_bytes(const WelcomeFrame& welcome) {
-  return Writer().integer(welcome.epoch).hash(welcome.nonce).take();
+  return written([&](WireWriter& writer) { writer.integer(welcome.epoch).hash(welcome.nonce); });
 }
 
 FrameBytes to_bytes(const RefusalFrame& refusal) {
-  return Writer()
-      .integer(static_cast<uint8_t>(refusal.cause))
-      .text(refusal.text, kMaxTextBytes)
-      .take();
+  return written([&](WireWriter& writer) {
+    writer.integer(static_cast<uint8_t>(refusal.cause)).text(refusal.text, kMaxTextBytes);
+  });
 }
 
 FrameBytes to_bytes(const PullFrame& pull) {
-  Writer writer;
-  writer.integer(pull.id)
-      .integer(pull.epoch)
-      .integer(pull.num_tokens)
-      .hash(pull.prefix)
-      .integer(pull.num_slots)
-      .integer(static_cast<uint32_t>(pull.blocks.size()));
-  for (const BlockPlace& block : pull.blocks) writer.place(block);
-  return writer.take();
+  return written([&](WireWriter& writer) {
+    writer.integer(pull.id)
+        .integer(pull.epoch)
+        .integer(pull.num_tokens)
+        .hash(pull.prefix)
+        .integer(pull.num_slots)
+        .integer(static_cast<uint32_t>(pull.blocks.size()));
+    for (const BlockPlace& block : pull.blocks) write_place(writer, block);
+  });
 }
 
-FrameBytes to_bytes(const BlockPlace& block) { return Writer().place(block).take(); }
+FrameBytes to_bytes(const BlockPlace& block) {
+  return written([&](WireWriter& writer) { write_place(writer, block); });
+}
 
 FrameBytes to_bytes(const SlotFrame& slot) {
-  return Writer().integer(slot.slot).place(slot.block).take();
+  return written([&](WireWriter& writer) {
+    writer.integer(slot.slot);
+    write_place(writer, slot.block);
+  });
 }
 
-FrameBytes to_bytes(uint32_t free_slot) { return Writer().integer(free_slot).take(); }
+FrameBytes to_bytes(uint32_t free_slot) {
+  return written([&](WireWriter& writer) { writer.integer(free_slot); });
+}
 
 }  // namespace llmserve

@@ -47,7 +47,7 @@ enum class FrameType : uint8_t {
   kWait,
 };
 
-inline constexpr uint32_t kKvProtocolVersion = 2;
+inline constexpr uint32_t kKvProtocolVersion = 3;
 inline constexpr size_t kFrameHeadBytes = 56;
 inline constexpr size_t kSignedHeadBytes = 24;    // of the head, before the code
 inline constexpr uint32_t kMaxHelloBytes = 1024;  // read before anything is known of the peer
@@ -110,6 +110,7 @@ uint32_t max_payload_bytes(FrameType type);
 
 // Each read_x() throws HandOverError (kCorrupt) for what is not exactly one x.
 FrameHead read_frame_head(std::span<const std::byte, kFrameHeadBytes> bytes);
+// Of another version the version and the nonce alone, with which it can be refused.
 HelloFrame read_hello(Bytes payload);
 WelcomeFrame read_welcome(Bytes payload);
 RefusalFrame read_refusal(Bytes payload);

@@ -47,10 +47,11 @@ class WireWriter {
   std::vector<std::byte>& bytes_;
 };
 
-// Throws DeviceError where the bytes end too early, or late.
-class WireReader {
+// Failure::fail(what) throws where the bytes end too early, or late, or are not what is read.
+template <class Failure>
+class BasicWireReader {
  public:
-  explicit WireReader(Bytes bytes) : bytes_(bytes) {}
+  explicit BasicWireReader(Bytes bytes) : bytes_(bytes) {}
 
   template <class T>
   T integer() {
@@ -87,18 +88,16 @@ class WireReader {
     if constexpr (std::endian::native == std::endian::little) {
       if (count > 0) std::memcpy(out.data(), bytes.data(), bytes.size());
     } else {
-      WireReader words(bytes);
+      BasicWireReader words(bytes);
       for (T& value : out) value = std::bit_cast<T>(words.integer<uint32_t>());
     }
   }
   void end() const {
     if (!bytes_.empty()) fail("it is longer than what it says");
   }
-  [[noreturn]] static void fail(const char* what) {
-    throw DeviceError(concat("a frame of another rank: ", what));
-  }
+  [[noreturn]] static void fail(const char* what) { Failure::fail(what); }
 
- private:
+  size_t num_left() const { return bytes_.size(); }
   Bytes take(size_t count) {
     if (count > bytes_.size()) fail("it is cut short");
     const Bytes taken = bytes_.first(count);
@@ -106,7 +105,15 @@ class WireReader {
     return taken;
   }
 
+ private:
   Bytes bytes_;
 };
+
+struct RankFrameFailure {
+  [[noreturn]] static void fail(const char* what) {
+    throw DeviceError(concat("a frame of another rank: ", what));
+  }
+};
+using WireReader = BasicWireReader<RankFrameFailure>;
 
 }  // namespace llmserve

@@ -22,7 +22,10 @@ inline FrameBytes kv_frame_round_trip(Bytes bytes) {
   const auto append = [&](Bytes more) { written.insert(written.end(), more.begin(), more.end()); };
   switch (head.type) {
     case FrameType::kHello:
-      append(to_bytes(read_hello(payload)));
+      if (const HelloFrame hello = read_hello(payload); hello.version == kKvProtocolVersion)
+        append(to_bytes(hello));
+      else
+        append(payload);
       break;
     case FrameType::kWelcome:
       append(to_bytes(read_welcome(payload)));
