@@ -15,6 +15,7 @@
 
 #include "core/error.h"
 #include "kernels/backend.h"
+#include "quant/fp8_activations.h"
 #include "quant/linear_format.h"
 #include "quant/quant_format.h"
 #include "testing/staging.h"
@@ -87,19 +88,20 @@ ScaleType parse_scale_type(const std::string& name) {
 const LinearFormat& make_format(int bits, int64_t group_size, const std::string& scale_type,
                                 bool has_min, bool has_zero, bool has_row_scale, bool is_fp8,
                                 const std::vector<int8_t>& table, const std::vector<float>& values,
-                                float outlier_threshold) {
+                                float outlier_threshold, bool rounds_to_fp8) {
   for (const size_t size : {table.size(), values.size()})
     if (size != 0 && size != 16) throw InvalidArgument("table, values: expected 16 numbers");
-  return linear_format({.bits = bits,
-                        .group_size = group_size,
-                        .has_min = has_min,
-                        .scale_type = parse_scale_type(scale_type),
-                        .table = table.empty() ? nullptr : table.data(),
-                        .has_zero = has_zero,
-                        .has_row_scale = has_row_scale,
-                        .values = values.empty() ? nullptr : values.data(),
-                        .is_fp8 = is_fp8,
-                        .outlier_threshold = outlier_threshold});
+  const LinearFormat& made = linear_format({.bits = bits,
+                                            .group_size = group_size,
+                                            .has_min = has_min,
+                                            .scale_type = parse_scale_type(scale_type),
+                                            .table = table.empty() ? nullptr : table.data(),
+                                            .has_zero = has_zero,
+                                            .has_row_scale = has_row_scale,
+                                            .values = values.empty() ? nullptr : values.data(),
+                                            .is_fp8 = is_fp8,
+                                            .outlier_threshold = outlier_threshold});
+  return rounds_to_fp8 ? with_fp8_activations(made) : made;
 }
 
 template <class T>
@@ -163,7 +165,7 @@ void register_testing_blocks(py::module_& testing, py::class_<Backend>& backend)
               "scale_type"_a = "float32", py::kw_only(), "has_min"_a = false, "has_zero"_a = false,
               "has_row_scale"_a = false, "is_fp8"_a = false, "table"_a = std::vector<int8_t>{},
               "values"_a = std::vector<float>{}, "outlier_threshold"_a = 0.0f,
-              py::return_value_policy::reference);
+              "rounds_to_fp8"_a = false, py::return_value_policy::reference);
   backend.def("pack_numbers", &pack_numbers, "format"_a, "q"_a, "scales"_a, py::kw_only(),
               "mins"_a = py::none(), "zeros"_a = py::none(), "row_scales"_a = py::none(),
               "input_order"_a = py::none(), py::keep_alive<0, 1>());

@@ -81,6 +81,7 @@ def package(tmp_path_factory):
         ),
         ("test_quantized_linear.py", "cuda-auto and not deep and not any_batch"),
         ("test_linear_formats.py", "cuda-auto"),
+        ("test_fp8_products.py", ""),
         ("test_quantized_linear.py", "cuda-invariant and (deep or any_batch) and (int8 or Q4_K)"),
         (
             "test_op_invariance.py",

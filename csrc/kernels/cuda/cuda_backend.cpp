@@ -80,6 +80,9 @@ CudaBackend::CudaBackend(const BackendOptions& options, int device)
   if (choice == "auto") steps_.bound_exact_rows(8);
   if (choice == "cublaslt") steps_.bound_exact_rows(1);
   can_run_integers_ = properties.major >= 8;
+  if (cublaslt_ && properties.major * 10 + properties.minor >= 89 &&
+      chosen("LLMSERVE_CUDA_FP8", {"auto", "plain"}) == "auto")
+    fp8_rows_ = choice == "cublaslt" ? 1 : kFp8MinRows;
   has_mma_ = choice != "plain" && properties.major >= 8;
   if (has_mma_) prepare_mma_linear();
   choose_attention(choice, properties.major, properties.minor,

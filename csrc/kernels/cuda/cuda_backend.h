@@ -35,8 +35,9 @@ class CudaBackend final : public Backend {
   // tiled_attention where that can run, and paged_attention otherwise. Of those the plain is for
   // all with LLMSERVE_CUDA_ATTENTION=plain. Prompts are wgmma_attention on sm_90 unless products
   // promise bits, once it was found to give what tiled_attention does: never with mma, or else an
-  // error with wgmma. Kernels of recorded steps of few rows start early where the
-  // device can do that, but with LLMSERVE_CUDA_LAUNCH=plain.
+  // error with wgmma. Many rows of weights in E4M3 whose checkpoint has activations in E4M3 are
+  // cuBLASLt's where it runs, but with LLMSERVE_CUDA_FP8=plain. Kernels of recorded steps of few
+  // rows start early where the device can do that, but with LLMSERVE_CUDA_LAUNCH=plain.
   explicit CudaBackend(const BackendOptions& options, int device = 0);
 
   std::string_view name() const override { return "cuda"; }
@@ -101,6 +102,8 @@ class CudaBackend final : public Backend {
   uint16_t* rounded_rows(const LinearParams& params);
   // Of x, or of what `source` makes of its rows.
   void quantized_linear(const LinearArgs& args, const RoundParams* source = nullptr);
+  // The same by cuBLASLt, of rows in E4M3; false if that cannot do it.
+  bool multiply_fp8(const LinearArgs& args, const RoundParams& rows, const QuantizedLayout& layout);
   void fuse_in_rounding(const FusedLinearArgs& args);
   static RoundedX rounded_x(std::byte* memory, int64_t num_rows, const QuantizedLayout& layout);
   const int32_t* input_order(const LinearWeight& weight);
@@ -142,8 +145,10 @@ class CudaBackend final : public Backend {
   bool uses_gemv_ = false;
   bool uses_mma_gemv_ = false;
   bool uses_mma_ = false;
-  bool has_mma_ = false;            // rows with weights of their own may be mma_linear's
-  bool can_run_integers_ = false;   // products of bytes by tensor cores
+  bool has_mma_ = false;           // rows with weights of their own may be mma_linear's
+  bool can_run_integers_ = false;  // products of bytes by tensor cores
+  // Rows from which on weights and activations in E4M3 are cuBLASLt's; 0: never.
+  int64_t fp8_rows_ = 0;
   int64_t tiled_shared_bytes_ = 0;  // that a block may ask for; 0: no attention by tensor cores
   std::vector<std::pair<int64_t, Storage>> tiled_kernels_;  // widths and caches that are prepared
   DecodeSpans decode_spans_ = DecodeSpans::kOne;

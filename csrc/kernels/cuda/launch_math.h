@@ -107,6 +107,8 @@ inline constexpr int64_t kMlpRows = 4096;
 
 // What the algorithms of a library's products are chosen for: powers of two, since neighbouring M
 // want the same one. The largest is beyond where it matters.
+// Fewer rows are bound by the reading of the weight, which quantized_linear does as well.
+inline constexpr int64_t kFp8MinRows = 65;
 constexpr int64_t gemm_bucket(int64_t rows) {
   int64_t bucket = 16;
   while (bucket < rows && bucket < 8192) bucket *= 2;

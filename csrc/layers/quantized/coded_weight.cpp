@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "core/float_types.h"
+#include "quant/fp8_activations.h"
 
 namespace llmserve {
 namespace {
@@ -115,7 +116,8 @@ void CodedWeight::choose_format() {
     if (!order) return;
   }
   try {
-    run_as(&linear_format(traits), std::move(order));
+    const LinearFormat& format = linear_format(traits);
+    run_as(parts_.rounds_to_fp8 ? &with_fp8_activations(format) : &format, std::move(order));
   } catch (const NotSupported&) {
     // No kernel takes such groups: the weight is expanded, and the report says so.
   }

@@ -64,6 +64,7 @@ struct CodedParts {
   int64_t group = 0;              // elements of K; 0: the whole row
   int64_t flat_block = 0;  // above 0: scales go with so many elements of the matrix, row after row
   float outlier_threshold = 0;  // activations from this magnitude on are not rounded; 0: none
+  bool rounds_to_fp8 = false;   // of E4M3: the scheme has activations in it, too
 };
 
 // The values of all codes of E4M3 [256], and of E2M1 [16].

@@ -3,8 +3,10 @@
 // It proposes three algorithms, the last of which it refuses to run.
 #include <dlfcn.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 
 #include "kernels/cuda/linear/cublaslt_api.h"
 
@@ -19,6 +21,8 @@ struct Desc {
   int32_t trans_a = 0;
   uint32_t epilogue = 1;
   const float* bias = nullptr;
+  const float* scales[2] = {};  // of A and B
+  int32_t scale_modes[2] = {};
 };
 struct Layout {
   cudaDataType type;
@@ -30,19 +34,58 @@ struct Limits {
   uint32_t alignment[4] = {256, 256, 256, 256};  // of A, B, C, D
 };
 
+// E4M3, bit by bit.
+float from_fp8(uint8_t code) {
+  const int exponent = code >> 3 & 15;
+  const int mantissa = code & 7;
+  if ((code & 127) == 127) return std::numeric_limits<float>::quiet_NaN();
+  const float value = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
+                                    : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+  return code & 128 ? -value : value;
+}
+
 float element(const Layout& layout, const void* data, uint64_t row, uint64_t column) {
   const uint64_t i = column * static_cast<uint64_t>(layout.leading) + row;
   if (layout.type == CUDA_R_32F) return static_cast<const float*>(data)[i];
+  if (layout.type == CUDA_R_8F_E4M3) return from_fp8(static_cast<const uint8_t*>(data)[i]);
   const uint32_t bits = static_cast<const uint16_t*>(data)[i];
   return __builtin_bit_cast(float, bits << 16);
 }
 
+// What a column of an operand is scaled with from element k on, by the mode of scales.
+float scale_of(const Desc& desc, int operand, const Layout& layout, uint64_t k, uint64_t column) {
+  const float* scales = desc.scales[operand];
+  if (scales == nullptr) return 1.0f;
+  switch (desc.scale_modes[operand]) {
+    case kScaleColumns:
+      return scales[column];
+    case kScaleColumns128:
+      return scales[k / 128 * layout.columns + column];
+    default:
+      return *scales;
+  }
+}
+
+// LLMSERVE_FAKE_CUBLASLT=old: before 12.8, without modes of scales.
+bool has_scale_modes() {
+  const char* age = std::getenv("LLMSERVE_FAKE_CUBLASLT");
+  return age == nullptr || std::strcmp(age, "old") != 0;
+}
+
+// What the manual asks of operands of 8 bits: K and rows of 16 bytes, no bias of f32, one mode for
+// both, columns of D in 16 bytes.
+bool fits_fp8(const Desc& desc, const Layout& a, const Layout& b, const Layout& d) {
+  if (a.type != CUDA_R_8F_E4M3) return desc.scales[0] == nullptr && desc.scales[1] == nullptr;
+  return a.rows % 16 == 0 && a.leading % 16 == 0 && b.leading % 16 == 0 && d.leading % 4 == 0 &&
+         d.rows % 4 == 0 && desc.epilogue == 1 && desc.scale_modes[0] == desc.scale_modes[1];
+}
+
 // op(A) [N, K] times B [K, M] is D [N, M].
 bool fits(const Desc& desc, const Layout& a, const Layout& b, const Layout& d) {
-  return desc.trans_a == kOpT && a.rows == b.rows && a.columns == d.rows &&
-         b.columns == d.columns && a.leading >= static_cast<int64_t>(a.rows) &&
-         b.leading >= static_cast<int64_t>(b.rows) && d.leading >= static_cast<int64_t>(d.rows) &&
-         a.type == b.type && d.type == CUDA_R_32F;
+  return fits_fp8(desc, a, b, d) && desc.trans_a == kOpT && a.rows == b.rows &&
+         a.columns == d.rows && b.columns == d.columns &&
+         a.leading >= static_cast<int64_t>(a.rows) && b.leading >= static_cast<int64_t>(b.rows) &&
+         d.leading >= static_cast<int64_t>(d.rows) && a.type == b.type && d.type == CUDA_R_32F;
 }
 
 // The emulated device keeps its work until somebody waits for it; so this product does, too.
@@ -84,11 +127,18 @@ Status cublasLtMatmulDescDestroy(MatmulDesc desc) {
 Status cublasLtMatmulDescSetAttribute(MatmulDesc desc, int attribute, const void* value,
                                       size_t size) {
   auto& d = as<Desc>(desc);
-  void* to = attribute == kDescTransA        ? static_cast<void*>(&d.trans_a)
-             : attribute == kDescEpilogue    ? static_cast<void*>(&d.epilogue)
-             : attribute == kDescBiasPointer ? static_cast<void*>(&d.bias)
-                                             : nullptr;
-  if (to == nullptr || size != (attribute == kDescBiasPointer ? 8 : 4)) return kInvalid;
+  void* to = attribute == kDescTransA          ? static_cast<void*>(&d.trans_a)
+             : attribute == kDescEpilogue      ? static_cast<void*>(&d.epilogue)
+             : attribute == kDescBiasPointer   ? static_cast<void*>(&d.bias)
+             : attribute == kDescScalePointerA ? static_cast<void*>(&d.scales[0])
+             : attribute == kDescScalePointerB ? static_cast<void*>(&d.scales[1])
+             : !has_scale_modes()              ? nullptr
+             : attribute == kDescScaleModeA    ? static_cast<void*>(&d.scale_modes[0])
+             : attribute == kDescScaleModeB    ? static_cast<void*>(&d.scale_modes[1])
+                                               : nullptr;
+  const bool is_pointer = attribute == kDescBiasPointer || attribute == kDescScalePointerA ||
+                          attribute == kDescScalePointerB;
+  if (to == nullptr || size != (is_pointer ? 8 : 4)) return kInvalid;
   std::memcpy(to, value, size);
   return 0;
 }
@@ -161,8 +211,10 @@ Status cublasLtMatmul(Handle, MatmulDesc desc_handle, const void* alpha, const v
   for (uint64_t column = 0; column < ld.columns; ++column) {
     for (uint64_t row = 0; row < ld.rows; ++row) {
       float sum = 0;
-      for (uint64_t k = 0; k < la.rows; ++k)
-        sum += element(la, a, k, row) * element(lb, b, k, column);
+      for (uint64_t k = 0; k < la.rows; ++k) {
+        const float scale = scale_of(desc, 0, la, k, row) * scale_of(desc, 1, lb, k, column);
+        sum += element(la, a, k, row) * element(lb, b, k, column) * scale;
+      }
       sum *= *static_cast<const float*>(alpha);
       if (const float scale = *static_cast<const float*>(beta); scale != 0)
         sum += scale * element(as<Layout>(c_layout), c, row, column);

@@ -177,9 +177,11 @@ CublasLt::Product& CublasLt::product(const Key& key, const Operands& operands) {
 }
 
 void CublasLt::describe(Product& made, const Key& key) {
-  const auto [m, n, k, x_stride, out_stride, x_align, weight_align, out_align, storage, has_bias] =
-      key;
-  const cudaDataType type = storage == Storage::kF32 ? CUDA_R_32F : CUDA_R_16BF;
+  const auto [m, n, k, x_stride, out_stride, x_align, weight_align, out_align, storage, has_bias,
+              scales] = key;
+  const cudaDataType type = storage == Storage::kF32  ? CUDA_R_32F
+                            : storage == Storage::kF8 ? CUDA_R_8F_E4M3
+                                                      : CUDA_R_16BF;
   check("cublasLtMatmulDescCreate", f_.MatmulDescCreate(&made.desc, kCompute32F, CUDA_R_32F));
   const auto set = [&](int attribute, auto value) {
     check("cublasLtMatmulDescSetAttribute",
@@ -187,6 +189,11 @@ void CublasLt::describe(Product& made, const Key& key) {
   };
   set(kDescTransA, static_cast<int32_t>(kOpT));
   if (has_bias) set(kDescEpilogue, kEpilogueBias);
+  if (scales != Fp8Scales::kNone) {
+    const int32_t mode = scales == Fp8Scales::kRows ? kScaleColumns : kScaleColumns128;
+    set(kDescScaleModeA, mode);
+    set(kDescScaleModeB, mode);
+  }
   check("cublasLtMatrixLayoutCreate", f_.MatrixLayoutCreate(&made.weight, type, k, n, k));
   check("cublasLtMatrixLayoutCreate", f_.MatrixLayoutCreate(&made.x, type, k, m, x_stride));
   check("cublasLtMatrixLayoutCreate",
@@ -204,9 +211,10 @@ void CublasLt::describe(Product& made, const Key& key) {
 }
 
 void CublasLt::choose(Product& product, const Key& key, const Operands& operands) {
-  const auto [m, n, k, x_stride, out_stride, x_align, weight_align, out_align, storage, has_bias] =
-      key;
-  const BucketKey bucket{n, k, gemm_bucket(m), x_align, weight_align, out_align, storage, has_bias};
+  const auto [m, n, k, x_stride, out_stride, x_align, weight_align, out_align, storage, has_bias,
+              scales] = key;
+  const BucketKey bucket{n,         k,       gemm_bucket(m), x_align, weight_align,
+                         out_align, storage, has_bias,       scales};
   if (const auto found = measured_.find(bucket); found != measured_.end()) {
     HeuristicResult needs{};
     if (f_.MatmulAlgoCheck(handle_, product.desc, product.weight, product.x, product.out,
@@ -262,11 +270,14 @@ size_t CublasLt::measure(const Product& product, const Key& key, const Operands&
 
 Status CublasLt::run(const Product& product, const Operands& operands, const Algo& algorithm,
                      void* to) {
-  if (operands.bias != nullptr) {
+  const auto point = [&](int attribute, const float* data) {
+    if (data == nullptr) return;
     check("cublasLtMatmulDescSetAttribute",
-          f_.MatmulDescSetAttribute(product.desc, kDescBiasPointer, &operands.bias,
-                                    sizeof operands.bias));
-  }
+          f_.MatmulDescSetAttribute(product.desc, attribute, &data, sizeof data));
+  };
+  point(kDescBiasPointer, operands.bias);
+  point(kDescScalePointerA, operands.weight_scales);
+  point(kDescScalePointerB, operands.x_scales);
   const float one = 1.0f;
   const float beta = operands.accumulate ? 1.0f : 0.0f;
   return f_.Matmul(handle_, product.desc, &one, operands.weight, product.weight, operands.x,
@@ -274,11 +285,24 @@ Status CublasLt::run(const Product& product, const Operands& operands, const Alg
                    workspace_.data(), static_cast<size_t>(kWorkspaceBytes), memory_.stream());
 }
 
+namespace {
+
+// Of the rows of a matrix.
+uint32_t alignment(const void* data, int64_t stride, int64_t size) {
+  return std::min(alignment_bytes(reinterpret_cast<uintptr_t>(data)),
+                  alignment_bytes(static_cast<uint64_t>(stride * size)));
+}
+
+}  // namespace
+
+bool CublasLt::multiply(const Key& key, const Operands& operands) {
+  const Product& chosen = product(key, operands);
+  if (!chosen.has_algorithm) return false;
+  check("cublasLtMatmul", run(chosen, operands, chosen.algorithm, operands.out));
+  return true;
+}
+
 bool CublasLt::multiply(const void* x, int64_t x_stride, const LinearParams& params) {
-  const auto alignment = [](const void* data, int64_t stride, int64_t size) {
-    return std::min(alignment_bytes(reinterpret_cast<uintptr_t>(data)),
-                    alignment_bytes(static_cast<uint64_t>(stride * size)));
-  };
   const int64_t size = params.storage == Storage::kF32 ? 4 : 2;
   // One row has no stride that matters; cuBLAS wants one that is at least the width.
   const bool is_row = params.num_rows == 1;
@@ -292,13 +316,104 @@ bool CublasLt::multiply(const void* x, int64_t x_stride, const LinearParams& par
                           .bias = params.bias,
                           .out = params.out.data,
                           .accumulate = params.accumulate};
-  const Product& chosen =
-      product({params.num_rows, params.out_features, params.in_features, x_leading, out_leading,
-               alignment(x, x_leading, size), alignment(params.weight, params.in_features, size),
-               out_alignment, params.storage, params.bias != nullptr},
-              operands);
-  if (!chosen.has_algorithm) return false;
-  check("cublasLtMatmul", run(chosen, operands, chosen.algorithm, params.out.data));
+  return multiply(
+      {params.num_rows, params.out_features, params.in_features, x_leading, out_leading,
+       alignment(x, x_leading, size), alignment(params.weight, params.in_features, size),
+       out_alignment, params.storage, params.bias != nullptr, Fp8Scales::kNone},
+      operands);
+}
+
+bool CublasLt::multiply(const Fp8Product& p, Fp8Scales scales) {
+  const int64_t out_leading = p.num_rows == 1 ? p.out_features : p.out.stride;
+  return multiply({p.num_rows, p.out_features, p.in_features, p.in_features, out_leading,
+                   alignment(p.x, p.in_features, 1), alignment(p.weight, p.in_features, 1),
+                   alignment(p.out.data, out_leading, 4), Storage::kF8, false, scales},
+                  {.x = p.x,
+                   .weight = p.weight,
+                   .bias = nullptr,
+                   .out = p.out.data,
+                   .accumulate = p.accumulate,
+                   .x_scales = scales == Fp8Scales::kNone ? nullptr : p.x_scales,
+                   .weight_scales = scales == Fp8Scales::kNone ? nullptr : p.weight_scales});
+}
+
+bool CublasLt::can_scale(Fp8Scales scales) {
+  const auto [at, is_new] = can_scale_.try_emplace(scales, false);
+  if (is_new) at->second = scales_rightly(scales);
+  return at->second;
+}
+
+// Libraries and devices differ in the scales that they know. What is multiplied is exact in any
+// order: codes of 0, 1 and 2, and scales that are powers of two, no two neighbours alike.
+bool CublasLt::scales_rightly(Fp8Scales scales) {
+  constexpr int64_t kM = 32;
+  constexpr int64_t kN = 64;
+  constexpr int64_t kK = 256;
+  constexpr int64_t kBlocks = kK / 128;
+  constexpr std::array kCodes{0x00, 0x38, 0x40};  // 0, 1, 2
+  const auto code_at = [](int64_t row, int64_t k) {
+    return static_cast<size_t>((row * 7 + k * 5 + k / 128) % 3);
+  };
+  const auto scale_at = [&](int64_t row, int64_t block) {
+    return scales == Fp8Scales::kNone ? 1.0f : static_cast<float>(1 << (row + 2 * block) % 5);
+  };
+  const auto operand = [&](int64_t rows) {
+    std::vector<std::byte> bytes(static_cast<size_t>(rows * kK));
+    for (int64_t i = 0; i < rows * kK; ++i)
+      bytes[static_cast<size_t>(i)] = static_cast<std::byte>(kCodes[code_at(i / kK, i % kK)]);
+    return bytes;
+  };
+  const bool is_blocked = scales == Fp8Scales::kBlocks;
+  const auto factors = [&](int64_t rows) {
+    std::vector<float> values;
+    for (int64_t b = 0; b < (is_blocked ? kBlocks : 1); ++b)
+      for (int64_t row = 0; row < rows; ++row) values.push_back(scale_at(row, b));
+    return values;
+  };
+  const auto to_device = [&](const auto& values) {
+    const auto num_bytes = static_cast<int64_t>(values.size() * sizeof values[0]);
+    Buffer buffer(num_bytes, memory_);
+    llmserve::cuda::check(
+        "cudaMemcpyAsync of a trial",
+        cudaMemcpyAsync(buffer.data(), values.data(), static_cast<size_t>(num_bytes),
+                        cudaMemcpyHostToDevice, memory_.stream()));
+    memory_.synchronize();
+    return buffer;
+  };
+  std::vector<float> got(static_cast<size_t>(kM * kN));
+  try {
+    const Buffer x = to_device(operand(kM));
+    const Buffer weight = to_device(operand(kN));
+    const Buffer x_scales = to_device(factors(kM));
+    const Buffer weight_scales = to_device(factors(kN));
+    const Buffer out(kM * kN * 4, memory_);
+    const bool has_run =
+        multiply({.x = x.data(),
+                  .x_scales = reinterpret_cast<const float*>(x_scales.data()),
+                  .weight = weight.data(),
+                  .weight_scales = reinterpret_cast<const float*>(weight_scales.data()),
+                  .out = {reinterpret_cast<float*>(out.data()), kN},
+                  .num_rows = kM,
+                  .out_features = kN,
+                  .in_features = kK,
+                  .accumulate = false},
+                 scales);
+    if (!has_run) return false;
+    memory_.copy_to_host(got.data(), out.data(), out.num_bytes());
+  } catch (const DeviceError&) {  // an attribute that an older library does not have
+    return false;
+  }
+  for (int64_t m = 0; m < kM; ++m) {
+    for (int64_t n = 0; n < kN; ++n) {
+      float sum = 0;
+      for (int64_t k = 0; k < kK; ++k) {
+        const int64_t block = is_blocked ? k / 128 : 0;
+        sum += static_cast<float>(code_at(m, k) * code_at(n, k)) * scale_at(m, block) *
+               scale_at(n, block);
+      }
+      if (got[static_cast<size_t>(m * kN + n)] != sum) return false;
+    }
+  }
   return true;
 }
 

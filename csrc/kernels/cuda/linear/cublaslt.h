@@ -15,6 +15,23 @@
 
 namespace llmserve::cuda {
 
+// Which scales of operands in E4M3 the library applies.
+enum class Fp8Scales : uint8_t { kNone, kRows, kBlocks };
+
+// A product of E4M3 with E4M3: out [M, N] = x W^T (+ out), each operand's elements times the scale
+// that is theirs.
+struct Fp8Product {
+  const std::byte* x;          // [M, K]
+  const float* x_scales;       // a row [M], or 128 of a row [K / 128, M]
+  const std::byte* weight;     // [N, K]
+  const float* weight_scales;  // [N], or [K / 128, N]
+  Rows out;
+  int64_t num_rows;      // M
+  int64_t out_features;  // N
+  int64_t in_features;   // K, a multiple of 128
+  bool accumulate;
+};
+
 class CublasLt {
  public:
   // What NVIDIA's documentation recommends for Hopper; enough for any of its algorithms. Taken for
@@ -40,6 +57,12 @@ class CublasLt {
   // each (N, K, bucket of M) and kept for the bucket; the first one while a graph is captured or
   // where there is no memory to measure in. So it may be another one in another run.
   bool multiply(const void* x, int64_t x_stride, const LinearParams& params);
+  // Likewise, of E4M3 with float32 sums. Where the library or the device has no such scales,
+  // nothing is done either.
+  bool multiply(const Fp8Product& product, Fp8Scales scales);
+  // Whether a small product with such scales has the right result here. Runs and waits for it the
+  // first time, which must not be within a capture.
+  bool can_scale(Fp8Scales scales);
 
  private:
   CublasLt(DeviceMemory& memory, const cublaslt::Functions& functions);
@@ -51,16 +74,20 @@ class CublasLt {
     const float* bias;  // or null
     float* out;
     bool accumulate;
+    const float* x_scales = nullptr;
+    const float* weight_scales = nullptr;
   };
   struct Product;  // descriptors and algorithm of one shape
   // [M, N, K, row stride of x, of out, least alignment of x, of the weight, of out and bias,
-  // storage, whether there is a bias]
+  // storage, whether there is a bias, scales]
   using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, uint32_t, uint32_t, uint32_t,
-                         Storage, bool>;
-  // The same of a bucket: [N, K, bucket of M, the three alignments, storage, bias]; an algorithm
-  // relies on alignments.
+                         Storage, bool, Fp8Scales>;
+  // The same of a bucket: [N, K, bucket of M, the three alignments, storage, bias, scales]; an
+  // algorithm relies on alignments.
   using BucketKey =
-      std::tuple<int64_t, int64_t, int64_t, uint32_t, uint32_t, uint32_t, Storage, bool>;
+      std::tuple<int64_t, int64_t, int64_t, uint32_t, uint32_t, uint32_t, Storage, bool, Fp8Scales>;
+  bool multiply(const Key& key, const Operands& operands);
+  bool scales_rightly(Fp8Scales scales);
   Product& product(const Key& key, const Operands& operands);
   void describe(Product& product, const Key& key);
   void choose(Product& product, const Key& key, const Operands& operands);
@@ -76,6 +103,7 @@ class CublasLt {
   Buffer workspace_;
   std::map<Key, std::unique_ptr<Product>> products_;
   std::map<BucketKey, cublaslt::Algo> measured_;
+  std::map<Fp8Scales, bool> can_scale_;  // of those that were tried
 };
 
 }  // namespace llmserve::cuda

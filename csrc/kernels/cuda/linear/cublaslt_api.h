@@ -32,10 +32,18 @@ struct HeuristicResult {
 inline constexpr int kCompute32F = 68;  // full float32: no TF32
 inline constexpr int kOpT = 1;
 // Attributes of a MatmulDesc.
-inline constexpr int kDescTransA = 3;       // int32
-inline constexpr int kDescEpilogue = 7;     // uint32
-inline constexpr int kDescBiasPointer = 8;  // const void*, of D's type, one a row of D
+inline constexpr int kDescTransA = 3;          // int32
+inline constexpr int kDescEpilogue = 7;        // uint32
+inline constexpr int kDescBiasPointer = 8;     // const void*, of D's type, one a row of D
+inline constexpr int kDescScalePointerA = 17;  // const void*, and so is the next
+inline constexpr int kDescScalePointerB = 18;
+inline constexpr int kDescScaleModeA = 31;  // int32, and so is the next; since CUDA 12.8
+inline constexpr int kDescScaleModeB = 32;
 inline constexpr uint32_t kEpilogueBias = 4;
+// Modes of scales, since CUDA 12.9: an f32 for each column of an operand as it is stored, or for
+// each column and 128 elements of it, those of neighbouring columns side by side.
+inline constexpr int32_t kScaleColumns = 3;
+inline constexpr int32_t kScaleColumns128 = 4;
 // Attributes of a Preference.
 inline constexpr int kPrefMaxWorkspaceBytes = 1;  // uint64
 inline constexpr int kPrefMinAlignmentA = 5;      // uint32, and so are the next three

@@ -19,6 +19,13 @@ static_assert(sizeof(cublasOperation_t) == sizeof(int32_t) && kOpT == CUBLAS_OP_
 static_assert(kDescTransA == CUBLASLT_MATMUL_DESC_TRANSA);
 static_assert(kDescEpilogue == CUBLASLT_MATMUL_DESC_EPILOGUE);
 static_assert(kDescBiasPointer == CUBLASLT_MATMUL_DESC_BIAS_POINTER);
+static_assert(kDescScalePointerA == CUBLASLT_MATMUL_DESC_A_SCALE_POINTER);
+static_assert(kDescScalePointerB == CUBLASLT_MATMUL_DESC_B_SCALE_POINTER);
+static_assert(kDescScaleModeA == CUBLASLT_MATMUL_DESC_A_SCALE_MODE);
+static_assert(kDescScaleModeB == CUBLASLT_MATMUL_DESC_B_SCALE_MODE);
+static_assert(sizeof(cublasLtMatmulMatrixScale_t) == sizeof(int32_t) &&
+              kScaleColumns == CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F &&
+              kScaleColumns128 == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F);
 static_assert(sizeof(cublasLtEpilogue_t) == sizeof(kEpilogueBias) &&
               kEpilogueBias == CUBLASLT_EPILOGUE_BIAS);
 static_assert(kPrefMaxWorkspaceBytes == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES);

@@ -1,9 +1,11 @@
 // Weights of integers: their packing, and their products.
 #include <vector>
 
+#include "core/error.h"
 #include "kernels/cuda/argument_views.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/linear/quantized_packing.h"
+#include "quant/fp8_activations.h"
 
 namespace llmserve::cuda {
 namespace {
@@ -32,6 +34,9 @@ LinearWeight CudaBackend::pack_quantized(const LinearFormat& format, int64_t out
   const QuantizedLayout layout = quantized_layout(format, in_features);
   memory_.make_current();
   prepare_quantized_linear(layout);
+  if (fp8_rows_ > 0 && rounds_to_fp8(format))  // here, and not while a step is recorded
+    for (const Fp8Scales scales : {Fp8Scales::kNone, Fp8Scales::kRows, Fp8Scales::kBlocks})
+      cublaslt_->can_scale(scales);
   LinearWeight weight{.out_features = out_features,
                       .in_features = in_features,
                       .format = &format,
@@ -41,6 +46,10 @@ LinearWeight CudaBackend::pack_quantized(const LinearFormat& format, int64_t out
   const int64_t tiles_at_once =
       std::clamp<int64_t>(kPackedAtOnce / layout.tile_bytes, 1, num_tiles);
   const Buffer packed(tiles_at_once * layout.tile_bytes);
+  // Of a plain layout codes and scales go to places of their own.
+  const int64_t codes_bytes = int64_t{layout.num_units} * kQuantizedUnit * kQuantizedTile;
+  std::vector<float> scales(
+      layout.is_plain ? static_cast<size_t>(num_tiles * kQuantizedTile * layout.num_groups) : 0);
   for (int64_t first = 0; first < num_tiles; first += tiles_at_once) {
     const int64_t count = std::min(tiles_at_once, num_tiles - first);
     host_->run_on_host_threads(count, 1, [&](int64_t begin, int64_t end) {
@@ -53,12 +62,20 @@ LinearWeight CudaBackend::pack_quantized(const LinearFormat& format, int64_t out
           else
             rows.clear(i);
         }
-        rows.pack(packed.data() + tile * layout.tile_bytes);
+        if (layout.is_plain)
+          rows.pack_plain(packed.data() + tile * codes_bytes,
+                          scales.data() + (first + tile) * kQuantizedTile,
+                          num_tiles * kQuantizedTile);
+        else
+          rows.pack(packed.data() + tile * layout.tile_bytes);
       }
     });
-    transfers_.upload(weight.data.data() + first * layout.tile_bytes, packed.data(),
-                      count * layout.tile_bytes);
+    const int64_t each = layout.is_plain ? codes_bytes : layout.tile_bytes;
+    transfers_.upload(weight.data.data() + first * each, packed.data(), count * each);
   }
+  if (layout.is_plain)
+    transfers_.upload(weight.data.data() + num_tiles * codes_bytes, scales.data(),
+                      std::ssize(scales) * static_cast<int64_t>(sizeof(float)));
   transfers_.lead_ops();
   return weight;
 }
@@ -85,13 +102,14 @@ void CudaBackend::quantized_linear(const LinearArgs& args, const RoundParams* so
   memory_.make_current();
   if (num_rows == 0 || weight.out_features == 0) return;
   const QuantizedLayout layout = quantized_layout(*weight.format, weight.in_features);
-  const RoundedX x = rounded_x(scratch(rounded_bytes(num_rows, layout)), num_rows, layout);
   RoundParams rows = source ? *source : RoundParams{};
   if (!source) rows.x = rows_of(args.x);
   rows.num_rows = num_rows;
   rows.width = weight.in_features;
   rows.order = input_order(weight);
   rows.outlier_threshold = weight.format->outlier_threshold;
+  if (multiply_fp8(args, rows, layout)) return;
+  const RoundedX x = rounded_x(scratch(rounded_bytes(num_rows, layout)), num_rows, layout);
   rows.to = x;
   const QuantizedParams product{.x = x,
                                 .weight = weight.data.data(),
@@ -106,6 +124,70 @@ void CudaBackend::quantized_linear(const LinearArgs& args, const RoundParams* so
   round_rows(rows, layout, stream());
   cuda::quantized_linear(product, stream());
   if (rows.outlier_threshold > 0) add_outliers(rows, product, stream());
+}
+
+// Activations in E4M3 by the checkpoint's scheme, each row, or 128 of one, by a scale of its own.
+bool CudaBackend::multiply_fp8(const LinearArgs& args, const RoundParams& rows,
+                               const QuantizedLayout& layout) {
+  const LinearWeight& weight = *args.weight;
+  const int64_t m = rows.num_rows;
+  const int64_t n = weight.out_features;
+  if (fp8_rows_ == 0 || m < fp8_rows_ || !rounds_to_fp8(*weight.format) || !layout.is_plain ||
+      weight.in_features == 0)
+    return false;
+  const bool is_blocked = layout.num_groups > 1;
+  if (is_blocked && n % kQuantizedTile != 0) return false;  // the library has N scales a block
+  const Fp8Scales kind = is_blocked                               ? Fp8Scales::kBlocks
+                         : cublaslt_->can_scale(Fp8Scales::kRows) ? Fp8Scales::kRows
+                                                                  : Fp8Scales::kNone;
+  if (!cublaslt_->can_scale(kind)) return false;
+  const int64_t k = int64_t{layout.num_units} * kQuantizedUnit;
+  const int64_t raw_begin = m * k + ceil_div(m * layout.num_groups, 4) * 16;
+  // What is not scaled and has to be added is made beside x, so many rows at a time as fit there.
+  const bool is_apart = kind == Fp8Scales::kNone && args.accumulate;
+  const int64_t row_bytes = n * static_cast<int64_t>(sizeof(float));
+  std::byte* memory = scratch(raw_begin + (is_apart ? std::min(m, kFp8MinRows) * row_bytes : 0));
+  const int64_t at_once =
+      is_apart ? std::min(m, (scratch_.num_bytes() - raw_begin) / row_bytes) : m;
+  RoundParams to = rows;
+  to.to_fp8 = {.rows = memory,
+               .stride = k,
+               .scales = reinterpret_cast<float*>(memory + m * k),
+               .num_rows = m};
+  round_rows(to, layout, stream());
+  Fp8Product product{.x = memory,
+                     .x_scales = to.to_fp8.scales,
+                     .weight = weight.data.data(),
+                     .weight_scales = reinterpret_cast<const float*>(weight.data.data() +
+                                                                     plain_codes_bytes(layout, n)),
+                     .out = rows_of(args.out),
+                     .out_features = n,
+                     .in_features = k,
+                     .accumulate = args.accumulate && !is_apart};
+  for (int64_t first = 0; first < m; first += at_once) {
+    product.num_rows = std::min(at_once, m - first);
+    Fp8FinishParams finish{.bias = args.bias.as<float>(),
+                           .out = product.out,
+                           .num_rows = product.num_rows,
+                           .out_features = n,
+                           .accumulate = is_apart};
+    if (is_apart) product.out = {reinterpret_cast<float*>(memory + raw_begin), n};
+    if (!cublaslt_->multiply(product, kind)) {
+      if (first == 0) return false;
+      throw DeviceError(concat("cuBLASLt multiplies E4M3 for ", at_once, " rows and not for ",
+                               product.num_rows, "; use LLMSERVE_CUDA_FP8=plain"));
+    }
+    finish.raw = {product.out.data, product.out.stride};
+    if (kind == Fp8Scales::kNone) {
+      finish.x_scales = product.x_scales;
+      finish.weight_scales = product.weight_scales;
+    }
+    if (finish.x_scales || finish.bias) finish_fp8(finish, stream());
+    product.x += product.num_rows * k;
+    product.x_scales += product.num_rows;  // of rows: else there is one round
+    product.out = {finish.out.data + product.num_rows * finish.out.stride, finish.out.stride};
+  }
+  return true;
 }
 
 namespace {

@@ -41,7 +41,13 @@ inline constexpr int kQuantizedParts = 8;
 // of the scales and those of the minima. With codes, a row has one scale, and one minimum, for all
 // groups of a unit. Rows of one group have all that after their last unit instead, and rows with a
 // scale of their own have that there.
+//
+// Row by row (`is_plain`), as a library of products reads them: E4M3 [N', K'], N' and K' being N
+// and K up to whole tiles and units, and then scales of f32, [N'] or, of groups of 128, [K' / 128,
+// N']. In shared memory a unit of a tile is as above, but that word w of lane (g, t) has the
+// elements 64 (w / 4) + 16 t + 4 (w % 4) + j.
 struct QuantizedLayout {
+  bool is_plain = false;
   int bits = 8;
   GroupWidth width = GroupWidth::kMany;
   Coding coding = Coding::kIntegers;
@@ -82,6 +88,14 @@ struct RoundedX {
   int64_t stride = 0;
   RoundedGroup* groups = nullptr;
 };
+// The same in E4M3, K' bytes a row, zeros beyond K, for groups as the weight's: a value of a group
+// is its code times the group's scale, which is the largest magnitude / 448.
+struct Fp8X {
+  std::byte* rows = nullptr;
+  int64_t stride = 0;
+  float* scales = nullptr;  // of a row [M], or of 128 [K' / 128, M]
+  int64_t num_rows = 0;     // M
+};
 constexpr int64_t rounded_stride(int64_t in_features, bool is_float) {
   return ceil_div(in_features, kQuantizedUnit) * kQuantizedUnit * (is_float ? 2 : 1);
 }
@@ -98,6 +112,8 @@ struct RoundParams {
   const int32_t* order;     // [K] or null: column k is x's column order[k]
   float outlier_threshold;  // finite elements of that magnitude and more count as 0; 0: none
   RoundedX to;
+  Fp8X to_fp8{};          // in its place, if it has rows
+  bool is_plain = false;  // the weight's layout, as round_rows sets it
   // What is rounded in place of x, with neither of the two above: its norm, or what a gate makes of
   // rows [2 K]. Both have the bits of rms_norm and activation.
   const float* norm_weight = nullptr;  // [K], or no norm
@@ -128,6 +144,25 @@ constexpr int64_t quantized_rows_at_once(int64_t rows) { return rows <= 8 ? 8 : 
 constexpr int64_t grouped_rows_at_once(int64_t rows, int64_t weights) {
   return quantized_rows_at_once(ceil_div(rows, std::max<int64_t>(1, std::min(rows, weights))));
 }
+// Of the codes of a weight that lies row by row.
+constexpr int64_t plain_codes_bytes(const QuantizedLayout& layout, int64_t out_features) {
+  return ceil_div(out_features, kQuantizedTile) * kQuantizedTile * layout.num_units *
+         kQuantizedUnit;
+}
+// out = raw * x_scales * weight_scales (+ bias) (+ out): what a product of E4M3 leaves to do where
+// the library does not scale it. Without scales only the bias is added; raw may be out.
+struct Fp8FinishParams {
+  ConstRows raw;
+  const float* x_scales = nullptr;       // [M]
+  const float* weight_scales = nullptr;  // [N]
+  const float* bias = nullptr;           // [N] or null
+  Rows out{};
+  int64_t num_rows = 0;
+  int64_t out_features = 0;
+  bool accumulate = false;
+};
+void finish_fp8(const Fp8FinishParams& params, cudaStream_t stream);
+
 // LinearArgs' definition for integers, but for the order of sums: K is cut into kQuantizedParts
 // parts, by groups, each part's groups are added in order, from 0, and then the parts. The same for
 // every M; rows of one group have the bits of every other backend.

@@ -177,12 +177,31 @@ __global__ void __launch_bounds__(32 * kQuantizedParts) quantized_kernel(const Q
   const int begin = part_begin(warp);
   const int end = part_begin(warp + 1);
 
+  const int64_t padded = (last_tile + 1) * kQuantizedTile;  // N', of a plain layout
+  const std::byte* plain_scales = weight + padded * layout.num_units * kQuantizedUnit;
   std::byte* ring = shared + warp * kStages * kTiles * layout.unit_bytes;
   const auto load = [&](int u) {
     std::byte* to = ring + u % kStages * kTiles * layout.unit_bytes;
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       const int64_t at = first_tile + tile < last_tile ? first_tile + tile : last_tile;
+      if constexpr (Kind::kCoding == Coding::kFp8) {
+        if (layout.is_plain) {
+          constexpr int kCodes = kQuantizedTile * kQuantizedUnit;
+          std::byte* unit = to + tile * layout.unit_bytes;
+          for (int i = lane * 16; i < kCodes; i += 32 * 16) {
+            const int row = i / kQuantizedUnit;
+            const int piece = i % kQuantizedUnit / 16;
+            const int64_t from = (at * kQuantizedTile + row) * layout.num_units + u;
+            copy_async(unit + piece / 4 * 512 + (row * 4 + piece % 4) * 16,
+                       weight + from * kQuantizedUnit + piece * 16, true);
+          }
+          if (lane * 16 < layout.unit_bytes - kCodes)
+            copy_async(unit + kCodes + lane * 16,
+                       plain_scales + (u * padded + at * kQuantizedTile) * 4 + lane * 16, true);
+          continue;
+        }
+      }
       const std::byte* from = weight + at * layout.tile_bytes + int64_t{u} * layout.unit_bytes;
       for (int i = lane * 16; i < layout.unit_bytes; i += 32 * 16)
         copy_async(to + tile * layout.unit_bytes + i, from + i, true);
@@ -374,6 +393,8 @@ __global__ void __launch_bounds__(32 * kQuantizedParts) quantized_kernel(const Q
     // What lies after the units of its tile.
     const std::byte* tail = weight + n / kQuantizedTile * layout.tile_bytes +
                             int64_t{layout.num_units} * layout.unit_bytes;
+    if constexpr (Kind::kCoding == Coding::kFp8)
+      if (layout.is_plain) tail = plain_scales + n / kQuantizedTile * kQuantizedTile * 4;
     const int at = static_cast<int>(n % kQuantizedTile);
     float value = 0.0f;
     if (!is_whole || kIsFloat)

@@ -58,6 +58,10 @@ QuantizedLayout quantized_layout(const LinearFormat& format, int64_t in_features
                          .group_size = static_cast<int>(format.group_elements(in_features)),
                          .num_groups = static_cast<int>(format.num_groups(in_features)),
                          .num_units = static_cast<int>(ceil_div(in_features, kUnit))};
+  // Scales of all types are f32 exactly.
+  layout.is_plain = format.is_fp8 && !format.has_row_scale &&
+                    (format.group_size == kUnit || layout.num_groups == 1);
+  if (layout.is_plain) layout.scale = ScaleKind::kF32;
   if (format.table) std::memcpy(layout.table, format.table, sizeof layout.table);
   for (size_t i = 0; format.values && i < 16; ++i) {
     const uint32_t bits = f32_to_bf16(format.values[i]);
@@ -77,7 +81,8 @@ QuantizedLayout quantized_layout(const LinearFormat& format, int64_t in_features
     return begin;
   };
   const int num_scales = layout.has_codes ? 1 : layout.unit_groups;
-  const int each = static_cast<int>(scale_bytes(format.scale_type));
+  const int each =
+      static_cast<int>(layout.is_plain ? sizeof(float) : scale_bytes(format.scale_type));
   layout.scales_begin = place(num_scales, each);
   if (layout.has_min) layout.mins_begin = place(num_scales, each);
   if (layout.has_zero) layout.zeros_begin = place(layout.unit_groups, 2);
@@ -132,6 +137,13 @@ void TileRows::pack(std::byte* to) const {
   if (layout_.num_groups == 1) pack_scales(0, tail);
   if (layout_.has_row_scale)
     std::memcpy(tail + layout_.row_scales_begin, row_scales_.data(), kTile * sizeof(float));
+}
+
+void TileRows::pack_plain(std::byte* codes, float* scales, int64_t rows) const {
+  std::memcpy(codes, values_.data(), values_.size());
+  for (int64_t r = 0; r < kTile; ++r)
+    for (int64_t g = 0; g < layout_.num_groups; ++g)
+      scales[g * rows + r] = scales_[static_cast<size_t>(r * layout_.num_groups + g)];
 }
 
 void TileRows::pack_unit(int64_t unit, std::byte* to) const {

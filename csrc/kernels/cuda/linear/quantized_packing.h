@@ -20,6 +20,9 @@ class TileRows {
   void clear(int64_t i);
   // tile_bytes of the layout.
   void pack(std::byte* to) const;
+  // Of a plain layout: the codes of the 8 rows, and their scales, those of a group `rows` floats
+  // after those of the group before.
+  void pack_plain(std::byte* codes, float* scales, int64_t rows) const;
 
  private:
   void pack_unit(int64_t unit, std::byte* to) const;

@@ -20,6 +20,7 @@ struct Scheme {
   bool is_symmetric = true;
   int64_t group = 0;  // elements of K; 0: all
   BlockSize block;
+  bool has_fp8_activations = false;
 };
 
 struct ModuleGroup {
@@ -39,9 +40,9 @@ constexpr Preset kPresets[] = {
     {"W8A8", {.bits = 8}},
     {"INT8", {.bits = 8}},
     {"W4A8", {.bits = 4, .group = 128}},
-    {"FP8", {.bits = 8, .is_float = true}},
-    {"FP8_DYNAMIC", {.bits = 8, .is_float = true}},
-    {"FP8_BLOCK", {.bits = 8, .is_float = true, .block = {128, 128}}},
+    {"FP8", {.bits = 8, .is_float = true, .has_fp8_activations = true}},
+    {"FP8_DYNAMIC", {.bits = 8, .is_float = true, .has_fp8_activations = true}},
+    {"FP8_BLOCK", {.bits = 8, .is_float = true, .block = {128, 128}, .has_fp8_activations = true}},
     {"NVFP4", {.bits = 4, .is_float = true, .group = 16}},
     {"NVFP4A16", {.bits = 4, .is_float = true, .group = 16}},
     {"MXFP4", {.bits = 4, .is_float = true, .group = 32}},
@@ -63,7 +64,7 @@ void check_format(const JsonNode& node) {
                             "mxfp8-quantized)"));
 }
 
-Scheme read_scheme(const JsonNode& weights) {
+Scheme read_scheme(const JsonNode& weights, const JsonNode& activations) {
   Scheme scheme;
   scheme.bits = static_cast<int>(weights["num_bits"].as_int_or(8, 2, 8));
   const JsonNode type = weights["type"];
@@ -76,6 +77,9 @@ Scheme read_scheme(const JsonNode& weights) {
   scheme.group = read_group_size(weights["group_size"], 0);
   scheme.block = read_block_size(weights["block_structure"]);
   if (scheme.is_float && scheme.bits == 8 && scheme.group > 0) scheme.block = {1, scheme.group};
+  if (activations.is_object() && !activations["type"].is_null())
+    scheme.has_fp8_activations = activations["type"].as_string() == "float" &&
+                                 activations["num_bits"].as_int_or(8, 1, 64) == 8;
   return scheme;
 }
 
@@ -108,7 +112,8 @@ class CompressedTensors final : public QuantizationMethod {
     const bool is_float = tensors.has_type("weight", DType::kF8E4M3);
     if (!is_packed && !is_float && !tensors.has_type("weight", DType::kI8)) return nullptr;
     if (is_float)
-      return find_fp8_weight(tensors, "weight_scale", scheme ? scheme->block : BlockSize{});
+      return find_fp8_weight(tensors, "weight_scale", scheme ? scheme->block : BlockSize{},
+                             scheme && scheme->has_fp8_activations);
     if (!scheme)
       throw CorruptFile(concat("tensor \"",
                                tensors.full_name(is_packed ? "weight_packed" : "weight"),
@@ -128,7 +133,8 @@ class CompressedTensors final : public QuantizationMethod {
 
   static ModuleGroup written_out(const JsonNode& node) {
     check_format(node["format"]);
-    return {ModuleNames(node["targets"], NameStyle::kExactOrRe), read_scheme(node["weights"])};
+    return {ModuleNames(node["targets"], NameStyle::kExactOrRe),
+            read_scheme(node["weights"], node["input_activations"])};
   }
 
   // The group that names the module itself, and otherwise the first that names it by a pattern or
@@ -146,7 +152,8 @@ class CompressedTensors final : public QuantizationMethod {
                                                  const Scheme& scheme) const {
     if (ignored_.contain(tensors.module())) return nullptr;
     if (!scheme.is_float) return integers(tensors, scheme, /*is_packed=*/scheme.bits < 8);
-    if (scheme.bits == 8) return find_fp8_weight(tensors, "weight_scale", scheme.block);
+    if (scheme.bits == 8)
+      return find_fp8_weight(tensors, "weight_scale", scheme.block, scheme.has_fp8_activations);
     return scheme.group == 32 ? find_mxfp4_weight(tensors, "weight_packed", "weight_scale")
                               : find_nvfp4_weight(tensors, {});
   }

@@ -32,11 +32,12 @@ class Fp8 final : public QuantizationMethod {
   std::shared_ptr<const QuantizedWeight> find(ModuleTensors& tensors) const override {
     if (!tensors.exist()) {
       if (tensors.module() == "lm_head" || skipped_.contain(tensors.module())) return nullptr;
-      return find_fp8_weight(tensors, "weight_scale", block_);
+      return find_fp8_weight(tensors, "weight_scale", block_, /*rounds_to_fp8=*/true);
     }
     if (!tensors.has_type("weight", DType::kF8E4M3)) return nullptr;
     return find_fp8_weight(
-        tensors, tensors.has("weight_scale_inv") ? "weight_scale_inv" : "weight_scale", block_);
+        tensors, tensors.has("weight_scale_inv") ? "weight_scale_inv" : "weight_scale", block_,
+        /*rounds_to_fp8=*/true);
   }
 
  private:
@@ -55,14 +56,14 @@ BlockSize read_block_size(const JsonNode& node) {
 
 std::shared_ptr<const QuantizedWeight> find_fp8_weight(ModuleTensors& tensors,
                                                        std::string_view scale,
-                                                       const BlockSize& block) {
+                                                       const BlockSize& block, bool rounds_to_fp8) {
   const ModuleRequest& request = tensors.request();
   const int64_t n = tensors.rows();
   const int64_t k = tensors.columns();
   const int64_t matrices = std::max<int64_t>(1, request.num_matrices);
   const int64_t down = block.rows == 0 ? 1 : blocks_of(n, block.rows);
   const int64_t across = block.rows == 0 ? 1 : blocks_of(k, block.columns);
-  CodedParts parts{.bits = 8, .numbers = e4m3_numbers()};
+  CodedParts parts{.bits = 8, .numbers = e4m3_numbers(), .rounds_to_fp8 = rounds_to_fp8};
   std::string kind = block.rows == 0 ? "" : concat(", blocks of ", block.rows, "x", block.columns);
   if (tensors.exist()) {
     const int64_t height = request.is_transposed ? k : n;

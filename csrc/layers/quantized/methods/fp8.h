@@ -16,10 +16,11 @@ struct BlockSize {
 };
 
 // A module whose weight [N, K] is E4M3, with a scale in the tensor `scale`, which multiplies: one,
-// or one a row, or one a block, of which the last of a side may be partial.
+// or one a row, or one a block, of which the last of a side may be partial. Activations are in E4M3
+// by its scheme, or not (quant/fp8_activations.h).
 std::shared_ptr<const QuantizedWeight> find_fp8_weight(ModuleTensors& tensors,
                                                        std::string_view scale,
-                                                       const BlockSize& block);
+                                                       const BlockSize& block, bool rounds_to_fp8);
 
 // Throws CorruptFile unless the node is absent, null or two numbers.
 BlockSize read_block_size(const JsonNode& node);

@@ -14,24 +14,21 @@ enum class Algorithm : uint8_t { kFp8, kFp8Blocks, kNvfp4, kW4A16Awq, kMixed };
 struct AlgorithmRow {
   std::string_view name;
   Algorithm algorithm;
+  bool has_fp8_activations = false;
 };
 constexpr AlgorithmRow kAlgorithms[] = {
-    {"FP8", Algorithm::kFp8},
-    {"FP8_PER_CHANNEL_PER_TOKEN", Algorithm::kFp8},
-    {"FP8_PB_WO", Algorithm::kFp8Blocks},
-    {"FP8_PB_REAL", Algorithm::kFp8Blocks},
-    {"NVFP4", Algorithm::kNvfp4},
-    {"NVFP4_AWQ", Algorithm::kNvfp4},
-    {"W4A16_AWQ", Algorithm::kW4A16Awq},
-    {"MIXED_PRECISION", Algorithm::kMixed},
+    {"FP8", Algorithm::kFp8, true},       {"FP8_PER_CHANNEL_PER_TOKEN", Algorithm::kFp8, true},
+    {"FP8_PB_WO", Algorithm::kFp8Blocks}, {"FP8_PB_REAL", Algorithm::kFp8Blocks, true},
+    {"NVFP4", Algorithm::kNvfp4},         {"NVFP4_AWQ", Algorithm::kNvfp4},
+    {"W4A16_AWQ", Algorithm::kW4A16Awq},  {"MIXED_PRECISION", Algorithm::kMixed},
 };
 
 // Of the whole model; absent where only the KV cache is quantized.
-Algorithm read_algorithm(const JsonNode& node) {
-  if (node.is_null()) return Algorithm::kMixed;
+AlgorithmRow read_algorithm(const JsonNode& node) {
+  if (node.is_null()) return {"", Algorithm::kMixed};
   std::string known;
   for (const AlgorithmRow& row : kAlgorithms) {
-    if (row.name == node.as_string()) return row.algorithm;
+    if (row.name == node.as_string()) return row;
     known += concat(known.empty() ? "" : ", ", row.name);
   }
   throw NotSupported(
@@ -47,7 +44,8 @@ class ModelOpt final : public QuantizationMethod {
   std::shared_ptr<const QuantizedWeight> find(ModuleTensors& tensors) const override {
     if (!tensors.exist()) return planned(tensors);
     if (tensors.has_type("weight", DType::kF8E4M3))
-      return find_fp8_weight(tensors, fp8_scale(tensors), block_of(tensors));
+      return find_fp8_weight(tensors, fp8_scale(tensors), block_of(tensors),
+                             rounds_to_fp8(tensors));
     if (!tensors.has_type("weight", DType::kU8)) return nullptr;
     if (tensors.has_type("weight_scale", DType::kF8E4M3)) return nvfp4(tensors);
     return awq(tensors);
@@ -55,7 +53,8 @@ class ModelOpt final : public QuantizationMethod {
 
  private:
   ModelOpt(const JsonNode& /*root*/, const JsonNode& config)
-      : algorithm_(read_algorithm(config["quant_algo"])),
+      : algorithm_(read_algorithm(config["quant_algo"]).algorithm),
+        has_fp8_activations_(read_algorithm(config["quant_algo"]).has_fp8_activations),
         group_(read_group_size(config["group_size"], 128)),
         skipped_(config["exclude_modules"].is_null() ? config["ignore"] : config["exclude_modules"],
                  NameStyle::kGlob) {
@@ -68,6 +67,11 @@ class ModelOpt final : public QuantizationMethod {
 
   static std::string_view fp8_scale(const ModuleTensors& tensors) {
     return tensors.has("weight_scale_inv") ? "weight_scale_inv" : "weight_scale";
+  }
+
+  // Of a mix, where activations have a scale.
+  bool rounds_to_fp8(const ModuleTensors& tensors) const {
+    return has_fp8_activations_ || (algorithm_ == Algorithm::kMixed && tensors.has("input_scale"));
   }
 
   // Scales in a grid of 128 x 128 are those of blocks.
@@ -127,9 +131,9 @@ class ModelOpt final : public QuantizationMethod {
     if (tensors.module() == "lm_head" || skipped_.contain(tensors.module())) return nullptr;
     switch (algorithm_) {
       case Algorithm::kFp8:
-        return find_fp8_weight(tensors, "weight_scale", {});
+        return find_fp8_weight(tensors, "weight_scale", {}, has_fp8_activations_);
       case Algorithm::kFp8Blocks:
-        return find_fp8_weight(tensors, "weight_scale", {128, 128});
+        return find_fp8_weight(tensors, "weight_scale", {128, 128}, has_fp8_activations_);
       case Algorithm::kNvfp4:
         return nvfp4(tensors);
       case Algorithm::kW4A16Awq:
@@ -141,6 +145,7 @@ class ModelOpt final : public QuantizationMethod {
   }
 
   Algorithm algorithm_;
+  bool has_fp8_activations_;
   int64_t group_;
   ModuleNames skipped_;
 };
