@@ -91,6 +91,17 @@ struct OwnedSampleRow {
   }
 };
 
+// Rows that were made of dicts once: what a call costs beside that can be seen.
+struct OwnedSampleRows {
+  std::vector<OwnedSampleRow> owned;
+  std::vector<SampleRow> rows;
+
+  explicit OwnedSampleRows(const std::vector<py::dict>& params) {
+    owned.reserve(params.size());
+    for (const py::dict& param : params) rows.push_back(owned.emplace_back(param).row(param));
+  }
+};
+
 py::list top_list(const std::vector<TopToken>& tokens) {
   py::list result;
   for (const TopToken& token : tokens)
@@ -98,11 +109,8 @@ py::list top_list(const std::vector<TopToken>& tokens) {
   return result;
 }
 
-py::list sample(Backend& backend, const py::object& logits, const std::vector<py::dict>& params) {
-  std::vector<OwnedSampleRow> owned;
-  owned.reserve(params.size());
-  std::vector<SampleRow> rows;
-  for (const py::dict& param : params) rows.push_back(owned.emplace_back(param).row(param));
+py::list sample_rows(Backend& backend, const py::object& logits, const OwnedSampleRows& params) {
+  const std::vector<SampleRow>& rows = params.rows;
   std::vector<SampledRow> sampled(rows.size());
   Staging staging(backend);
   const ConstTensor x = staging.in(logits);
@@ -123,6 +131,10 @@ py::list sample(Backend& backend, const py::object& logits, const std::vector<py
     result.append(dict);
   }
   return result;
+}
+
+py::list sample(Backend& backend, const py::object& logits, const std::vector<py::dict>& params) {
+  return sample_rows(backend, logits, OwnedSampleRows(params));
 }
 
 py::object paged_attention(Backend& backend, const py::object& q, const py::object& keys,
@@ -316,6 +328,8 @@ void register_testing_ops(py::module_& testing) {
       .def_property_readonly("num_bytes",
                              [](const LinearWeight& self) { return self.data.num_bytes(); });
 
+  py::class_<OwnedSampleRows>(testing, "SampleRows", "Rows of Backend.sample, read once.")
+      .def(py::init<const std::vector<py::dict>&>(), "rows"_a);
   py::class_<DeviceArray>(testing, "DeviceArray", "An array in a backend's memory.");
   py::class_<Backend> backend(testing, "Backend",
                               "The ops of one backend on NumPy arrays and its own DeviceArrays.");
@@ -347,7 +361,8 @@ void register_testing_ops(py::module_& testing) {
            "soft_cap"_a = 0.0f, "out"_a = py::none(), "key_layout"_a = "rows",
            "output"_a = py::none(), "sinks"_a = py::none(),
            "With `output`, a weight: fused_attention. An int as value_cache: values in the keys.")
-      .def("sample", &sample, "logits"_a, "rows"_a);
+      .def("sample", &sample, "logits"_a, "rows"_a)
+      .def("sample", &sample_rows, "logits"_a, "rows"_a);
   register_plain_ops(backend);
   backend.def(
       "key_layout",

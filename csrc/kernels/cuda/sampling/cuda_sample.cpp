@@ -45,9 +45,24 @@ void read_report(std::span<const int32_t> reported_token_ids, const Report& repo
 template <class T>
 DrawList SampleCall::add(std::span<const T> values) {
   const DrawList list{asked_layout_.add<T>(std::ssize(values)), std::ssize(values)};
-  asked_.resize(static_cast<size_t>(asked_layout_.num_bytes()));
-  if (!values.empty()) std::memcpy(asked_.data() + list.begin, values.data(), values.size_bytes());
+  if (!values.empty()) parts_.push_back({list.begin, values.data(), values.size_bytes()});
   return list;
+}
+
+DrawList SampleCall::add(std::span<const TokenCount> counts) {
+  const DrawList list{asked_layout_.add<DrawCount>(std::ssize(counts)), std::ssize(counts)};
+  if (!counts.empty()) counts_.emplace_back(list.begin, counts);
+  return list;
+}
+
+void SampleCall::write_asked(std::byte* to) {
+  for (const Part& part : parts_) std::memcpy(to + part.begin, part.from, part.num_bytes);
+  for (const auto& [begin, counts] : counts_) {
+    auto* count = reinterpret_cast<DrawCount*>(to + begin);
+    for (const TokenCount& each : counts) *count++ = {each.token_id, each.num_generated};
+  }
+  parts_.clear();
+  counts_.clear();
 }
 
 // The row as the kernel takes it, its lists among what is asked.
@@ -62,42 +77,37 @@ DrawRow SampleCall::draw_row(const SampleRow& row, const float* raw, const int32
   if (!to.is_edited || row.forced_token_id >= 0) return to;
   if (row.draw_logits)
     to.logits = add(std::span(row.draw_logits.as<float>(), static_cast<size_t>(vocabulary_)));
-  std::vector<DrawBias> biases;
-  for (const TokenBias& bias : row.biases) biases.push_back({bias.token_id, bias.bias});
-  std::vector<DrawCount> counts;
-  for (const TokenCount& count : row.counts)
-    counts.push_back({count.token_id, count.num_generated});
-  to.biases = add(std::span<const DrawBias>(biases));
+  static_assert(sizeof(TokenBias) == sizeof(DrawBias) &&
+                offsetof(TokenBias, bias) == offsetof(DrawBias, bias));
+  to.biases = add(row.biases);
   to.allowed = add(row.allowed);
   to.banned = add(row.banned_token_ids);
-  to.counts = add(std::span<const DrawCount>(counts));
+  to.counts = add(row.counts);
   return to;
 }
 
 SampleCall::SampleCall(const ConstTensor& logits, std::span<const SampleRow> rows,
                        std::span<const int32_t* const> late_tokens)
     : vocabulary_(logits.shape[1]), wanted_(rows.size()) {
-  std::vector<DrawRow> draw_rows;
-  std::vector<ReportRow> reports;
-  std::vector<RankQuery> queries;
+  draw_rows_.reserve(rows.size());
   int64_t num_top = 0;
   for (size_t i = 0; i < rows.size(); ++i) {
     const SampleRow& row = rows[i];
     const auto idx = static_cast<int32_t>(i);
     const float* raw = logits.as<float>() + idx * logits.strides[0];
-    draw_rows.push_back(draw_row(row, raw, late_tokens.empty() ? nullptr : late_tokens[i]));
+    draw_rows_.push_back(draw_row(row, raw, late_tokens.empty() ? nullptr : late_tokens[i]));
     if (row.num_top < 0) continue;
     const auto top = static_cast<int32_t>(std::min<int64_t>(row.num_top, vocabulary_));
     wanted_[i] = {top, {row.reported_token_ids.begin(), row.reported_token_ids.end()}};
-    reports.push_back({.raw = raw, .top_begin = num_top, .num_top = top, .row = idx});
+    report_rows_.push_back({.raw = raw, .top_begin = num_top, .num_top = top, .row = idx});
     num_top += top;
-    queries.push_back({.raw = raw, .token_id = -1, .row = idx});
+    rank_queries_.push_back({.raw = raw, .token_id = -1, .row = idx});
     for (const int32_t id : row.reported_token_ids)
-      queries.push_back({.raw = raw, .token_id = id, .row = idx});
+      rank_queries_.push_back({.raw = raw, .token_id = id, .row = idx});
   }
-  rows_ = add(std::span<const DrawRow>(draw_rows));
-  reports_ = add(std::span<const ReportRow>(reports));
-  queries_ = add(std::span<const RankQuery>(queries));
+  rows_ = add(std::span<const DrawRow>(draw_rows_));
+  reports_ = add(std::span<const ReportRow>(report_rows_));
+  queries_ = add(std::span<const RankQuery>(rank_queries_));
   reports_begin_ = answers_.add<Report>(reports_.count);
   ranked_begin_ = answers_.add<Ranked>(queries_.count);
   top_begin_ = answers_.add<TopEntry>(num_top);

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "kernels/cuda/kernels.h"
@@ -33,19 +34,21 @@ class Layout {
 class SampleCall {
  public:
   SampleCall() = default;
-  // Takes over what the rows refer to. late_tokens [S], or empty: where on the device a row's late
-  // token is (LateTokens), or null.
+  // late_tokens [S], or empty: where on the device a row's late token is (LateTokens), or null.
   SampleCall(const ConstTensor& logits, std::span<const SampleRow> rows,
              std::span<const int32_t* const> late_tokens = {});
 
-  std::span<const std::byte> asked() const { return asked_; }
+  // What the rows ask for, their lists included, and its bytes: straight to where it is copied
+  // from. What the rows refer to must be there still, and is not needed afterwards.
+  int64_t asked_bytes() const { return asked_layout_.num_bytes(); }
+  void write_asked(std::byte* to);
   int64_t answer_bytes() const { return answers_.num_bytes(); }
   // Of the draw's working memory.
   int64_t weight_bytes() const {
     return rows_.count * vocabulary_ * static_cast<int64_t>(sizeof(float));
   }
 
-  // `asked` is where asked() is on the device, written to meanwhile; drawn [S]. Work goes to
+  // `asked` is where on the device that is, written to meanwhile; drawn [S]. Work goes to
   // `stream`.
   void launch(std::byte* asked, std::byte* answers, std::byte* weights, DrawnRow* drawn,
               cudaStream_t stream) const;
@@ -59,13 +62,25 @@ class SampleCall {
     std::vector<int32_t> token_ids;
   };
 
+  // An array among what is asked for, as the caller has it.
+  struct Part {
+    int64_t begin;
+    const void* from;
+    size_t num_bytes;
+  };
+
   template <class T>
   DrawList add(std::span<const T> values);
+  DrawList add(std::span<const TokenCount> counts);
   DrawRow draw_row(const SampleRow& row, const float* raw, const int32_t* late_token);
 
   int64_t vocabulary_ = 0;
   Layout asked_layout_;
-  std::vector<std::byte> asked_;
+  std::vector<Part> parts_;
+  std::vector<std::pair<int64_t, std::span<const TokenCount>>> counts_;  // likewise, as DrawCount
+  std::vector<DrawRow> draw_rows_;
+  std::vector<ReportRow> report_rows_;
+  std::vector<RankQuery> rank_queries_;
   DrawList rows_;               // DrawRow
   DrawList reports_;            // ReportRow, of the rows with num_top >= 0
   DrawList queries_;            // RankQuery: of each such row its token, then its reported ones

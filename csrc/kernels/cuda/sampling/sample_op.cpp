@@ -8,7 +8,9 @@ namespace llmserve::cuda {
 
 void CudaBackend::do_sample(const SampleArgs& args) {
   memory_.make_current();
-  const SampleCall call(args.logits, args.rows);
+  SampleCall call(args.logits, args.rows);
+  std::vector<std::byte> asked(static_cast<size_t>(call.asked_bytes()));
+  call.write_asked(asked.data());
   Layout layout;
   const int64_t drawn_begin = layout.add<DrawnRow>(std::ssize(args.rows));
   const int64_t answers_begin = layout.add<std::byte>(call.answer_bytes());
@@ -16,8 +18,9 @@ void CudaBackend::do_sample(const SampleArgs& args) {
   const int64_t weights_begin = layout.add<std::byte>(call.weight_bytes());
   std::byte* memory = scratch(layout.num_bytes());
   // The kernels leave what they write there as they found it.
-  call.launch(const_cast<std::byte*>(sampling_(call.asked())), memory + answers_begin,
-              memory + weights_begin, reinterpret_cast<DrawnRow*>(memory + drawn_begin), stream());
+  call.launch(const_cast<std::byte*>(sampling_(std::span<const std::byte>(asked))),
+              memory + answers_begin, memory + weights_begin,
+              reinterpret_cast<DrawnRow*>(memory + drawn_begin), stream());
 
   std::vector<std::byte> bytes(static_cast<size_t>(num_bytes));
   memory_.copy_to_host(bytes.data(), memory, num_bytes);

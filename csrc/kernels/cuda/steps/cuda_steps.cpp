@@ -171,19 +171,19 @@ void CudaSteps::sample(const SampleArgs& args, int64_t first_row, const LateToke
   sampling.call = SampleCall(args.logits, args.rows, late_tokens);
   sampling.first_row = first_row;
   sampling.out = args.out;
-  const std::span<const std::byte> asked = sampling.call.asked();
-  grow(sampling.asked, std::ssize(asked), pinned_);
+  const int64_t asked_bytes = sampling.call.asked_bytes();
+  grow(sampling.asked, asked_bytes, pinned_);
   grow(sampling.answers, sampling.call.answer_bytes(), pinned_);
-  grow(asked_, std::ssize(asked), memory_);
+  grow(asked_, asked_bytes, memory_);
   grow(answers_, sampling.call.answer_bytes(), memory_);
-  std::ranges::copy(asked, sampling.asked.data());
+  sampling.call.write_asked(sampling.asked.data());
   const auto copy = [&](std::byte* to, const std::byte* from, int64_t num_bytes,
                         cudaMemcpyKind kind) {
     if (num_bytes == 0) return;
     check("cudaMemcpyAsync of a step's sampling",
           cudaMemcpyAsync(to, from, static_cast<size_t>(num_bytes), kind, memory_.stream()));
   };
-  copy(asked_.data(), sampling.asked.data(), std::ssize(asked), cudaMemcpyHostToDevice);
+  copy(asked_.data(), sampling.asked.data(), asked_bytes, cudaMemcpyHostToDevice);
   sampling.call.launch(asked_.data(), answers_.data(), weights(sampling.call.weight_bytes()),
                        reinterpret_cast<DrawnRow*>(drawn_.data()) + first_row, memory_.stream());
   copy(sampling.answers.data(), answers_.data(), sampling.call.answer_bytes(),
