@@ -40,8 +40,6 @@ class Sizes:
     product: int = 8192
     linears: tuple[tuple[int, int], ...] = ((4096, 1024), (16384, 2048), (151936, 1024))
     linear_rows: tuple[int, ...] = (1, 2, 4, 8, 16, 64, 512)  # up to 8: gemv
-    integers: tuple[str, ...] = ("int8", "int4", "int4-g32")
-    quantized: tuple[tuple[int, int], ...] = ((4096, 4096), (28672, 4096), (4096, 14336))
     mlps: tuple[tuple[int, int], ...] = ((1024, 3072), (4096, 14336))  # E, F
     mlp_rows: tuple[int, ...] = (1, 2, 4, 8, 64)
     qkv_tokens: tuple[int, ...] = (1, 64, 2048)
@@ -73,8 +71,6 @@ SMALL = Sizes(
     product=32,
     linears=((32, 16),),
     linear_rows=(1, 9),
-    integers=("int8",),
-    quantized=((32, 128),),
     mlps=((16, 16),),
     mlp_rows=(1, 9),
     qkv_tokens=(1,),
@@ -108,27 +104,6 @@ def linear_rows(
                 num_bytes = n * k * size + 4 * m * (n + k)
                 name = f"linear {dtype} M={m} {n}x{k}"
                 yield limits.row(name, seconds_of(backend, run, 0.05), num_bytes, 2 * m * n * k)
-
-
-def quantized_rows(
-    backend: Any, limits: Limits, rng: np.random.Generator, sizes: Sizes
-) -> Iterator[Row]:
-    """Weights of integers, the rounding of x included, beside the same in bf16."""
-    for n, k in sizes.quantized:
-        rows = rng.standard_normal((n, k), dtype=np.float32)
-        weights = {name: backend.pack_quantized(rows, name) for name in sizes.integers}
-        weights["bfloat16"] = backend.pack_linear([bf16(rng, n, k)], "bfloat16")
-        for name, weight in weights.items():
-            for m in sizes.linear_rows:
-                x = backend.to_device(rng.standard_normal((m, k), dtype=np.float32))
-                out = backend.empty_device((m, n), "float32")
-
-                def run(x: Any = x, out: Any = out, weight: Any = weight) -> None:
-                    backend.linear(x, weight, out=out)
-
-                num_bytes = weight.num_bytes + 4 * m * (n + k)
-                row = f"quantized {name} M={m} {n}x{k}"
-                yield limits.row(row, seconds_of(backend, run, 0.05), num_bytes, 2 * m * n * k)
 
 
 def fused_rows(
@@ -301,7 +276,7 @@ def row_op_rows(
         ("mask", {"allowed": [0x55555555] * (vocabulary // 32)}),
         ("20 logprobs", {"num_top": 20}),
     ):
-        settings = [{"seed": 1, "position": i, **params} for i in range(rows)]
+        settings = testing.SampleRows([{"seed": 1, "position": i, **params} for i in range(rows)])
         name = f"sample {rows}x{vocabulary} {kind}"
         seconds = seconds_of(backend, lambda s=settings: backend.sample(logits, s))
         yield limits.row(name, seconds, rows * vocabulary * 4)
@@ -327,8 +302,13 @@ def transfer_rows(backend: Any, _: Limits, rng: np.random.Generator, sizes: Size
         num_bytes = 2 * count * 4 * sizes.link_block
         link = links[to_host] = Limits(num_bytes / seconds / 1e9, math.inf)
         yield link.row(f"link {'to' if to_host else 'from'} pinned memory", seconds, num_bytes)
-    seconds = seconds_of(backend, lambda: backend.pack_linear([weight], "bfloat16"))
-    yield link.row("weights to the GPU, bf16 (share of the link)", seconds, weight.nbytes)
+    for threads in sorted({1, os.cpu_count() or 1}):  # that fill pinned memory, as a model's do
+        filling = testing.make_backend("cuda", threads)
+        seconds = seconds_of(filling, lambda b=filling: b.pack_linear([weight], "bfloat16"))
+        of = f"{threads} thread{'s' if threads > 1 else ''}"
+        yield link.row(
+            f"weights to the GPU, bf16, {of} (share of the link)", seconds, weight.nbytes
+        )
     yield from handed_over_rows(backend, links, sizes)
 
 
@@ -375,7 +355,7 @@ Make = Callable[[Any, Limits, np.random.Generator, Sizes], Iterator[Row]]
 # What is wanted first comes first: time on a GPU may run out.
 PARTS: dict[str, tuple[Make, ...]] = {
     "attention": (attention_rows, other_attention_rows),
-    "ops": (transfer_rows, row_op_rows, fused_rows, linear_rows, quantized_rows, plain_rows),
+    "ops": (transfer_rows, row_op_rows, fused_rows, linear_rows, plain_rows),
 }
 
 

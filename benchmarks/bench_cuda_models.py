@@ -1,6 +1,6 @@
 """Times a model of a published shape on the GPU: batch-1 decoding, prompts of 2k and 8k, the host's
 own time a step at batch 256, and the workload of nano-vllm's bench.py; then what the invariant mode
-costs, what weights of integers gain, and what PyTorch does on the same GPU.
+costs, and what PyTorch does on the same GPU.
 
 Limits come from the same run: the bandwidth of copies within the GPU's memory, and the largest rate
 of a bf16 product. Weights are random, in bf16, written to memory (/dev/shm) where there is room.
@@ -19,14 +19,14 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from core_testing import testing
 from gpu_rows import Limits, Row, measure_limits, read_arguments, report, torch_device
-from llmserve import LLM, SamplingParams
+from llmserve import LLM, SamplingParams, _core
 from llmserve.bench.machine import Rates
 from peers.workloads import Workload
 from random_models import SHAPES, tensors_of, write_checkpoint
@@ -109,36 +109,51 @@ class Bench:
         prompt, count = self.sizes.decode
         return Workload("decode", (prompt,), (count + 1,), is_decode=True)
 
-    def engine_rows(self, directory: Path, mode: str, form: str = "bfloat16") -> Iterator[Row]:
+    def engine_rows(self, directory: Path, mode: str) -> Iterator[Row]:
         sizes = self.sizes
         options: dict[str, Any] = {
             "max_model_len": sizes.max_model_len,
             "max_num_batched_tokens": sizes.max_step_tokens,
             "max_num_seqs": max(sizes.batch, sizes.nano[0]),
         }
-        if form != "bfloat16":
-            options["quantization"] = form
+        start = time.perf_counter()
         with LLM(directory, device="cuda", **options) as llm:
+            size = (directory / "model.safetensors").stat().st_size
+            seconds = time.perf_counter() - start
+            yield self.limits.row(f"{mode}load, weights in memory, {self.name}", seconds, size)
+            yield from self.short_rows(llm, mode)
             runner = Runner(llm, self.config["vocab_size"])
-            prompt, count = sizes.decode
-            runner.seconds([prompt], [4])
-            times = [
-                runner.seconds([prompt], [count + 1]) - runner.seconds([prompt], [1])
-                for _ in range(3)
-            ]
-            seconds = statistics.median(times)
-            yield self.row(f"{mode}decode batch 1", seconds, self.decode_work(), form)
-            for length in sizes.prefills:
-                times = [runner.seconds([length], [1]) for _ in range(4)]
-                work = Workload("prefill", (length,), (1,))
-                yield self.row(f"{mode}prefill {length}", min(times[1:]), work, form)
-            yield from self.step_rows(llm, runner, mode, form)
-            if form != "bfloat16":
-                return
             for run in ("first", "second"):
                 seconds = runner.generate(self.nano_prompts, self.nano.max_tokens, 0.6)
                 yield self.row(f"{mode}nano-vllm workload, {run} run", seconds, self.nano)
                 llm.reset_prefix_cache()
+
+    def short_rows(self, llm: LLM, mode: str, form: str = "bfloat16") -> Iterator[Row]:
+        """Decoding alone, prompts, steps of many. form: whose bytes and rates the bound is of."""
+        runner = Runner(llm, self.config["vocab_size"])
+        prompt, count = self.sizes.decode
+        runner.seconds([prompt], [4])
+        times = [
+            runner.seconds([prompt], [count + 1]) - runner.seconds([prompt], [1]) for _ in range(3)
+        ]
+        seconds = statistics.median(times)
+        yield self.row(f"{mode}decode batch 1", seconds, self.decode_work(), form)
+        for length in self.sizes.prefills:
+            times = [runner.seconds([length], [1]) for _ in range(4)]
+            work = Workload("prefill", (length,), (1,))
+            yield self.row(f"{mode}prefill {length}", min(times[1:]), work, form)
+        yield from self.step_rows(llm, runner, mode, form)
+
+    @staticmethod
+    def step_seconds(steps: Sequence[_core.StepRecord]) -> tuple[float, float]:
+        """Medians of steps of one kind: from one to the next, since they overlap, each launched
+        while the one before is under way, and what the host did meanwhile."""
+        host = statistics.median(
+            s.schedule_us + s.execute_us - s.wait_us + s.commit_us for s in steps
+        )
+        starts = [step.start_us for step in steps]
+        whole = statistics.median(b - a for a, b in itertools.pairwise(starts))
+        return whole * 1e-6, host * 1e-6
 
     def step_rows(self, llm: LLM, runner: Runner, mode: str, form: str) -> Iterator[Row]:
         """Medians of the decode steps with so many sequences."""
@@ -147,16 +162,11 @@ class Bench:
         runner.seconds(lengths, [count] * batch)
         trace = llm.trace()
         steps = [s for s in trace if s.phase == "decode" and s.num_sequences == batch]
-        host = statistics.median(
-            s.schedule_us + s.execute_us - s.wait_us + s.commit_us for s in steps
-        )
-        # Steps overlap: each is launched while the one before is under way.
-        starts = [step.start_us for step in steps]
-        whole = statistics.median(b - a for a, b in itertools.pairwise(starts))
+        whole, host = self.step_seconds(steps)
         work = Workload("step", (lengths[0] + count // 2,) * batch, (2,) * batch, is_decode=True)
-        yield self.row(f"{mode}decode batch {batch}, a step", whole * 1e-6, work, form)
+        yield self.row(f"{mode}decode batch {batch}, a step", whole, work, form)
         yield self.limits.row(
-            f"{mode}the host's own time a step, batch {batch}, {self.name}", host * 1e-6, 0
+            f"{mode}the host's own time a step, batch {batch}, {self.name}", host, 0
         )
 
     def torch_rows(self, device: str) -> Iterator[Row]:
@@ -188,9 +198,14 @@ class Runner:
     def __init__(self, llm: LLM, vocab_size: int) -> None:
         self.llm, self.vocab_size, self.draw = llm, vocab_size, random.Random(1)
 
+    def prompts(self, lengths: list[int]) -> list[Any]:
+        draws = ([self.draw.randrange(self.vocab_size) for _ in range(n)] for n in lengths)
+        return [{"prompt_token_ids": prompt} for prompt in draws]
+
     def seconds(self, lengths: list[int], max_tokens: list[int]) -> float:
-        prompts = [[self.draw.randrange(self.vocab_size) for _ in range(n)] for n in lengths]
-        return self.generate(prompts, max_tokens, 0.0)
+        return self.generate(
+            [prompt["prompt_token_ids"] for prompt in self.prompts(lengths)], max_tokens, 0.0
+        )
 
     def generate(self, prompts: list[list[int]], max_tokens: Any, temperature: float) -> float:
         params = [
@@ -228,8 +243,6 @@ def all_rows(bench: Bench, is_small: bool) -> Iterator[Row]:
         write_checkpoint(directory, bench.name)
         yield from bench.engine_rows(directory, "")
         yield from invariant_rows(bench, directory)
-        for form in ("int8", "int4"):
-            yield from bench.engine_rows(directory, f"{form}: ", form)
     finally:
         shutil.rmtree(directory)
     device = torch_device(is_small)

@@ -58,15 +58,16 @@ def serving(llm):
     """The port of a server in a thread, and how to ask for that thread's processor time, in
     seconds."""
     settings = ServerSettings(port=0, request_timeout=0.0)
-    sock = listen(settings)
+    sockets = listen(settings)
     server = Server(create_app([ServedModel(["model"], llm)], settings), settings)
-    thread = threading.Thread(target=server.run, args=([sock],), daemon=True)
+    thread = threading.Thread(target=server.run, args=(sockets,), daemon=True)
     thread.start()
     while not server.started:
+        assert thread.is_alive(), "the server has not started"
         time.sleep(0.01)
     try:
         clock = time.pthread_getcpuclockid(thread.ident)
-        yield sock.getsockname()[1], partial(time.clock_gettime, clock)
+        yield sockets[0].getsockname()[1], partial(time.clock_gettime, clock)
     finally:
         server.should_exit = True
         thread.join()

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpu_stages import OPS
+from gpu_stages import BENCHES, FORMS, OPS, SERVED
+from gpu_stages import MODELS as MODEL_PARTS
 from peers import page
 
 Stages = dict[str, dict[str, Any]]
@@ -32,8 +33,24 @@ CHANGED = (
     r"sample .*",
     r"weights to the GPU.*",
 )
+# Rows of x of the products with weights of every format.
+FORMAT_ROWS = (1, 8, 64, 256, 2048)
+# Columns of the table of forms: what is shown, of which rows, and what of them.
+FORM_COLUMNS = (
+    ("decode of one request, tokens/s", "decode batch 1", "tokens"),
+    ("prompt of 2,048, tokens/s", "prefill 2048", "tokens"),
+    ("decode step of 256 sequences, µs", "decode batch 256, a step", "us"),
+    ("the host's own part of it, µs", "the host's own time a step, batch 256", "host"),
+)
+PEER_COLUMNS = (
+    ("decode of one request, tokens/s", "decode batch 1", "tokens"),
+    ("prompt of 2,048, tokens/s", "prefill 2048", "tokens"),
+    ("prompt of 8,191, tokens/s", "prefill 8191", "tokens"),
+    ("nano-vllm's workload, tokens/s", "nano-vllm", "tokens"),
+)
 # Lines of the table of models: what is shown, of which row.
 MODELS = (
+    ("load, GB/s of weights", "load, weights in memory", "load"),
     ("decode of one request, tokens/s", "decode batch 1", "tokens"),
     ("the same, invariant", "invariant: decode batch 1", "tokens"),
     ("PyTorch with a CUDA graph", "torch with a CUDA graph: decode batch 1", "tokens"),
@@ -105,7 +122,7 @@ def tables(stages: Stages, first: Stages) -> list[str]:
     models = {
         stage.removeprefix("bench-"): bench
         for stage in stages
-        if stage.startswith("bench-") and stage.removeprefix("bench-") not in OPS
+        if stage.removeprefix("bench-") in MODEL_PARTS
         if (bench := Bench.of(stages, stage.removeprefix("bench-")))
     }
     ops = Bench.of_ops(stages)
@@ -116,6 +133,15 @@ def tables(stages: Stages, first: Stages) -> list[str]:
         before = Bench.of_ops(first)
         parts += [changes(before, ops)] if before else []
     parts += [model_table(models)] if models else []
+    benches = {part: Bench.of(stages, part) for part in BENCHES}
+    if formats := benches["formats"]:
+        parts.append(format_table(formats))
+    forms = [bench for part in FORMS if (bench := benches[part])]
+    parts += [form_table(forms), edit_table(forms)] if forms else []
+    served = [bench for model in SERVED if (bench := benches[f"server-{model}"])]
+    parts += [server_table(served)] if served else []
+    if peers := benches["peers"]:
+        parts.append(peer_table(peers))
     return [part for part in parts if part]
 
 
@@ -260,8 +286,80 @@ def model_cell(bench: Bench, name: str, kind: str) -> str:
         return "-"
     if kind == "host":
         return number(row["us"])
+    if kind == "load":
+        return number(row["gb_per_s"])
     value = row["tokens_per_s"] if kind == "tokens" else row["us"]
     return f"{number(value)} ({row['share_of_gpu']:.0%})"
+
+
+def format_table(bench: Bench) -> str:
+    """One line a weight and format, one column a number of rows."""
+    cells: dict[str, dict[str, str]] = {}
+    for match in bench.matches(r"quantized (.*) M=(\d+) (\S+)"):
+        if int(match[2]) in FORMAT_ROWS:
+            of_line = cells.setdefault(f"{match[3]}, {match[1]}", {})
+            of_line[f"M={match[2]}"] = bench.us(match[0])
+    return pivot("product by the weight's format, µs", cells)
+
+
+def form_table(benches: list[Bench]) -> str:
+    """One line a form of the weights or the cache."""
+    rows, model = [], ""
+    for bench in benches:
+        for match in bench.matches(r"(.*): decode batch 1, (.*)"):
+            form, model = match[1], match[2]
+            cells = [
+                model_cell(bench, f"{form}: {name}, {model}", kind)
+                for _, name, kind in FORM_COLUMNS
+            ]
+            rows.append((form, *cells))
+    head = (f"{model} by form (share of the bound)", *(label for label, _, _ in FORM_COLUMNS))
+    return table(head, rows)
+
+
+def edit_table(benches: list[Bench]) -> str:
+    """Steps whose rows are edited, and the host's part."""
+    rows = []
+    for bench in benches:
+        for match in bench.matches(r"a step of (\d+) with (.*), (.*)"):
+            host = bench.us(f"the host's own time, {match[0]}")
+            rows.append((f"{match[3]}, {match[1]} sequences, {match[2]}", bench.us(match[0]), host))
+    return table(("a step with edits of logits", "µs", "the host's own part, µs"), rows)
+
+
+def server_table(benches: list[Bench]) -> str:
+    """The server beside its own engine."""
+    rows = []
+    for bench in benches:
+        for match in bench.matches(r"(\d+) streams by the engine, (.*)"):
+            streams, model = match[1], match[2]
+            served = bench.rows.get(f"{streams} streams by the server, {model}")
+            if served is None:
+                continue
+            rows.append(
+                (
+                    f"{model}, {streams} streams",
+                    number(bench.rows[match[0]]["tokens_per_s"]),
+                    number(served["tokens_per_s"]),
+                    bench.us(f"the event loop's time a token of {streams} streams, {model}"),
+                    bench.us(f"a step of {streams} streams, {model}"),
+                    bench.us(f"the host's own time, a step of {streams} streams, {model}"),
+                )
+            )
+    head = ("streams", "engine, tokens/s", "server, tokens/s", "event loop a token, µs")
+    return table((*head, "step, µs", "the host's own part, µs"), rows)
+
+
+def peer_table(bench: Bench) -> str:
+    rows = []
+    for match in bench.matches(r"(.*): decode batch 1, (.*)"):
+        cells = [
+            model_cell(bench, f"{match[1]}: {name}, {match[2]}", kind)
+            for _, name, kind in PEER_COLUMNS
+        ]
+        rows.append((f"{match[1]}, {match[2]}", *cells))
+    head = ("in one run (share of the bound)", *(label for label, _, _ in PEER_COLUMNS))
+    return table(head, rows)
 
 
 def pivot(label: str, cells: dict[str, dict[str, str]]) -> str:

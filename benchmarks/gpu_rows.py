@@ -43,11 +43,12 @@ class Limits:
         return Row(name, seconds * 1e6, *rates, share, tokens / seconds)
 
 
-def read_arguments(doc: str, name: str, choices: Collection[str]) -> argparse.Namespace:
-    """Those of the command line, the one of this name first. Ends the program where no GPU can be
-    had."""
+def read_arguments(doc: str, name: str = "", choices: Collection[str] = ()) -> argparse.Namespace:
+    """Those of the command line, one of this name first, if any. Ends the program where no GPU can
+    be had."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
-    parser.add_argument(name, choices=choices)
+    if name:
+        parser.add_argument(name, choices=choices)
     parser.add_argument("--json", type=Path, help="write the rows here")
     parser.add_argument("--small", action="store_true", help="so little that an emulator can do it")
     arguments = parser.parse_args()

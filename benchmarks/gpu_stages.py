@@ -17,8 +17,11 @@ from typing import Any
 from xml.etree import ElementTree
 
 OPS = ("attention", "ops")  # parts of bench_cuda.py
-BENCHES = (*OPS, "qwen3-0.6b", "llama-3.2-1b", "llama-3.1-8b")
-STAGES = ("build", "test", "sanitize", *(f"bench-{part}" for part in BENCHES))
+MODELS = ("qwen3-0.6b", "llama-3.2-1b", "llama-3.1-8b")
+SERVED = ("qwen3-0.6b", "llama-3.1-8b")
+FORMS = ("floats", "integers")
+BENCHES = (*OPS, "formats", *MODELS, *FORMS, *(f"server-{model}" for model in SERVED), "peers")
+STAGES = ("build", "test", "sanitize", "sanitize-more", *(f"bench-{part}" for part in BENCHES))
 
 
 def output_of(*command: str) -> str:

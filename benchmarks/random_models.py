@@ -53,6 +53,9 @@ _QWEN3_MOE = {
 }
 # Drawn once and repeated, since a billion draws take long; prime, so that no two rows are equal.
 _NUM_DRAWS = 4_194_301
+_SIZES = {"BF16": 2, "F8_E4M3": 1, "F32": 4}
+_FP8_BLOCK = 128
+_LARGEST_DRAW = 4.5  # of normal numbers as E4M3 has them
 _COMMON = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
@@ -194,9 +197,10 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def write_checkpoint(folder: Path, shape: str) -> None:
+def write_checkpoint(folder: Path, shape: str, fp8: str = "") -> None:
     """config.json, a tokenizer and model.safetensors with bf16 weights, in `folder`; nothing if the
-    weights are there.
+    weights are there. fp8: linear layers are in E4M3, with a scale of each of their "rows" or of
+    "blocks" of 128 x 128, and activations are to be.
 
     Norms are 1, everything else normal with variance 1 / fan-in: activations keep their size.
     """
@@ -205,24 +209,66 @@ def write_checkpoint(folder: Path, shape: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     config = {**_COMMON, **SHAPES[shape]}
     config["num_hidden_layers"] = config.get("num_drawn_layers", config["num_hidden_layers"])
+    if fp8:
+        config["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    if fp8 == "blocks":
+        config["quantization_config"]["weight_block_size"] = [_FP8_BLOCK, _FP8_BLOCK]
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     write_tokenizer(folder, config["vocab_size"])
     header: dict[str, Any] = {}
     end = 0
-    for name, dims in tensors_of(config):
-        begin, end = end, end + 2 * int(np.prod(dims))
-        header[name] = {"dtype": "BF16", "shape": list(dims), "data_offsets": [begin, end]}
+    tensors = list(_with_scales(tensors_of(config), fp8))
+    for name, dims, dtype in tensors:
+        begin, end = end, end + _SIZES[dtype] * int(np.prod(dims))
+        header[name] = {"dtype": dtype, "shape": list(dims), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     draws = np.random.default_rng(0).standard_normal(_NUM_DRAWS, dtype=np.float32)
+    codes = _e4m3_codes(draws) if fp8 else draws
     unfinished = folder / "model.safetensors.part"
     with unfinished.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
-        for name, dims in tensors_of(config):
+        for name, dims, dtype in tensors:
             is_norm = len(dims) == 1 and "norm" in name
-            file.write((_ones if is_norm else _random_bf16)(draws, dims).tobytes())
-            draws = np.roll(draws, 7919)  # other weights for the next tensor
+            if dtype == "BF16":
+                file.write((_ones if is_norm else _random_bf16)(draws, dims).tobytes())
+                draws = np.roll(draws, 7919)  # other weights for the next tensor
+            elif dtype == "F8_E4M3":
+                file.write(np.resize(codes, dims).tobytes())
+                codes = np.roll(codes, 7919)
+                fan_in = dims[-1]
+            else:
+                scale = np.float32(_LARGEST_DRAW / 448 * fan_in**-0.5)
+                file.write(np.full(dims, scale, np.float32).tobytes())
     unfinished.rename(folder / "model.safetensors")
+
+
+def _with_scales(
+    tensors: Iterator[tuple[str, tuple[int, ...]]], fp8: str
+) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """Names, shapes and types, each weight of a linear layer in front of its scales."""
+    for name, dims in tensors:
+        if not fp8 or not name.endswith("proj.weight"):
+            yield name, dims, "BF16"
+            continue
+        yield name, dims, "F8_E4M3"
+        if fp8 == "rows":
+            yield name + "_scale", (dims[0], 1), "F32"
+        else:
+            down, across = (-(-size // _FP8_BLOCK) for size in dims)
+            yield name + "_scale_inv", (down, across), "F32"
+
+
+def _e4m3_codes(draws: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Of normal numbers, the largest of which are cut off."""
+    codes = np.arange(127)
+    exponents, mantissas = codes >> 3, codes & 7
+    values = np.where(
+        exponents == 0, mantissas * 2.0**-9, (8 + mantissas) * 2.0 ** (exponents - 10.0)
+    )
+    middles = ((values[1:] + values[:-1]) / 2).astype(np.float32)
+    found = np.searchsorted(middles, np.abs(draws) * np.float32(448 / _LARGEST_DRAW))
+    return (found | np.where(draws < 0, 128, 0)).astype(np.uint8)
 
 
 def tensors_of(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -308,13 +354,17 @@ def _ones(_draws: np.ndarray[Any, Any], dims: tuple[int, ...]) -> np.ndarray[Any
 def write_gguf(folder: Path, path: Path, dtype: str) -> None:
     """The checkpoint in `folder` as one GGUF file; norms are f32 always.
 
-    dtype: float32, float16, bfloat16, or int8 and int4 for llama.cpp's own Q8_0 and Q4_0.
+    dtype: float32, float16, bfloat16, or int8 and int4 for llama.cpp's own Q8_0 and Q4_0; or Q8_0
+    and Q4_K, whose blocks are drawn, which takes no time.
     """
     import gguf
 
     types = gguf.GGMLQuantizationType
     blocks = {"int8": types.Q8_0, "int4": types.Q4_0}
+    drawn = {"Q8_0": types.Q8_0, "Q4_K": types.Q4_K}
     kinds = {
+        "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
+        "Q4_K": gguf.LlamaFileType.MOSTLY_Q4_K_M,
         "float32": gguf.LlamaFileType.ALL_F32,
         "float16": gguf.LlamaFileType.MOSTLY_F16,
         "bfloat16": gguf.LlamaFileType.MOSTLY_BF16,
@@ -376,12 +426,15 @@ def write_gguf(folder: Path, path: Path, dtype: str) -> None:
             new_name += ".weight"
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
         part = name.split(".")[-2]
-        if arch == "llama" and part in heads:
+        if arch == "llama" and part in heads and dtype not in drawn:
             data = _interleave(data, config[heads[part]])
         # Routers are floats, and so are biases, of which experts have a row each.
         is_weight = data.ndim >= 2 and not name.endswith(("mlp.gate.weight", ".bias"))
         if is_weight and dtype == "bfloat16":
             writer.add_tensor(new_name, data.view(np.uint8), raw_dtype=types.BF16)
+            continue
+        if is_weight and dtype in drawn:
+            writer.add_tensor(new_name, _drawn_blocks(dtype, data.shape), raw_dtype=drawn[dtype])
             continue
         floats = (data.astype(np.uint32) << 16).view(np.float32)
         if is_weight and dtype == "float16":
@@ -395,6 +448,23 @@ def write_gguf(folder: Path, path: Path, dtype: str) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def drawn_rows(kind: str, rows: int, columns: int) -> np.ndarray[Any, Any]:
+    """Blocks of Q8_0 or Q4_K as bytes [rows, bytes of a row]: codes of any bits, scales for values
+    with a variance of about 1 / columns."""
+    elements, num_bytes = {"Q8_0": (32, 34), "Q4_K": (256, 144)}[kind]
+    count = rows * columns // elements
+    drawn = np.random.default_rng(0).integers(0, 256, (min(count, 30_011), num_bytes), np.uint8)
+    scale = columns**-0.5 / (74 if kind == "Q8_0" else 150)
+    scales = [scale] if kind == "Q8_0" else [scale, 7.5 * scale]
+    drawn[:, : 2 * len(scales)] = np.array(scales, np.float16).view(np.uint8)
+    return np.resize(drawn, (count, num_bytes)).reshape(rows, -1)
+
+
+def _drawn_blocks(kind: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    rows = int(np.prod(shape[:-1]))
+    return drawn_rows(kind, rows, shape[-1]).reshape(*shape[:-1], -1)
 
 
 def _add_latent(writer: Any, config: dict[str, Any]) -> None:

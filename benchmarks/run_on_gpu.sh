@@ -5,8 +5,12 @@
 #   benchmarks/run_on_gpu.sh test       pytest -m cuda over the folders that have such tests
 #   benchmarks/run_on_gpu.sh sanitize   memcheck and racecheck of compute-sanitizer over the op tests, steps ahead
 #                                       and graphs
-#   benchmarks/run_on_gpu.sh bench      ops and models against what the GPU was measured to do and PyTorch, in parts
-#                                       of as much time each: OPS and MODELS below; `bench ops` runs one
+#   benchmarks/run_on_gpu.sh sanitize-more   the same of integers, FP8, experts, speculation, and ranks on one GPU
+#   benchmarks/run_on_gpu.sh bench      against what the GPU was measured to do and PyTorch, in parts of as much time
+#                                       each: OPS; formats (products with weights of all kinds); MODELS below; floats
+#                                       and integers (an 8B model by the form of its weights and cache); server-MODEL;
+#                                       peers (vLLM and SGLang, from a folder of their wheels LLMSERVE_PEER_WHEELS,
+#                                       nothing without one). `bench ops` runs one
 #   benchmarks/run_on_gpu.sh all        one after another
 #
 # Each stage writes <stage>.json to the folder OUT (build/gpu unless set), and results.json there merges all that are
@@ -26,6 +30,7 @@ python=${PYTHON:-python3}
 limit=${LLMSERVE_STAGE_SECONDS:-520}
 OPS="attention ops"
 MODELS="qwen3-0.6b llama-3.2-1b llama-3.1-8b"
+PARTS="$OPS formats $MODELS floats integers server-qwen3-0.6b server-llama-3.1-8b peers"
 mkdir -p "$out"
 
 if [ -n "${LLMSERVE_WHEELS:-}" ]; then
@@ -89,10 +94,37 @@ sanitize() {
   return "$status"
 }
 
+# Integers of a few formats, E4M3, experts, heads and draft models, and two ranks on a GPU: few cases of each.
+sanitize_more() {
+  local start=$SECONDS status=0 tool
+  local integers="cuda-auto and (8-33 or shorter or extreme_values) and (int4 or int8)"
+  local formats="cuda-auto and columns_in_another_order"
+  local fp8="rounded_as_numpy and 24-200 or odd_rows or norms_and_gates"
+  local experts="cuda-auto and (odd_depths or add_up or idle)"
+  local models="a_head_of_no_use or is_the_target or may_share_a_gpu"
+  for tool in memcheck racecheck; do
+    limited $((limit / 2)) compute-sanitizer --tool "$tool" --error-exitcode 9 \
+      --log-file "$out/$tool-more.log" "$python" -m pytest -m cuda -q -x \
+      tests/parity/test_{quantized_linear,linear_formats,fp8_products,grouped_linear,experts_op}.py \
+      tests/cuda/test_{cuda_speculation,ranks_on_gpus}.py \
+      -k "($integers) or ($formats) or ($fp8) or ($experts) or ($models)" 2>&1 |
+      tee "$out/$tool-more.txt" | tail -15 || status=$?
+  done
+  record --stage sanitize-more --status "$status" --seconds $((SECONDS - start))
+  return "$status"
+}
+
 # LLMSERVE_BENCH_FLAGS=--small tries a part where there is an emulator and no GPU.
 bench_part() {
-  local part=$1 start=$SECONDS status=0 command=(benchmarks/bench_cuda_models.py "$1")
-  [[ " $OPS " != *" $part "* ]] || command=(benchmarks/bench_cuda.py "$part")
+  local part=$1 start=$SECONDS status=0 command
+  case $part in
+    attention | ops) command=(benchmarks/bench_cuda.py "$part") ;;
+    formats) command=(benchmarks/bench_cuda_formats.py) ;;
+    floats | integers) command=(benchmarks/bench_cuda_forms.py "$part") ;;
+    server-*) command=(benchmarks/bench_cuda_server.py "${part#server-}") ;;
+    peers) command=(benchmarks/bench_cuda_peers.py "${LLMSERVE_PEER_MODEL:-llama-3.1-8b}") ;;
+    *) command=(benchmarks/bench_cuda_models.py "$part") ;;
+  esac
   # shellcheck disable=SC2086
   limited "$limit" "$python" "${command[@]}" ${LLMSERVE_BENCH_FLAGS:-} --json "$out/bench-$part.rows.json" 2>&1 |
     tee "$out/bench-$part.log" || status=$?
@@ -110,7 +142,8 @@ case $stage in
   build) build ;;
   test) run_tests ;;
   sanitize) sanitize ;;
-  bench) if [ $# -gt 1 ]; then bench "${@:2}"; else bench $OPS $MODELS; fi ;;
-  all) build && { run_tests; sanitize; bench $OPS $MODELS; } ;;
-  *) sed -n '2,11p' "$0"; exit 2 ;;
+  sanitize-more) sanitize_more ;;
+  bench) if [ $# -gt 1 ]; then bench "${@:2}"; else bench $PARTS; fi ;;
+  all) build && { run_tests; sanitize; sanitize_more; bench $PARTS; } ;;
+  *) sed -n '2,15p' "$0"; exit 2 ;;
 esac

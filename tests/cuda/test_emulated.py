@@ -149,8 +149,10 @@ def test_the_parity_tests_pass_on_emulated_kernels(package, files, selection):
 
 def test_the_benchmarks_run_on_small_shapes_and_leave_their_rows(package, tmp_path):
     """What is wrong with them would otherwise be found on a GPU, where time is dear."""
+    parts = ("attention", "ops", "formats", "qwen3-0.6b", "floats", "integers")
+    parts += ("server-qwen3-0.6b", "peers")
     result = subprocess.run(
-        ["benchmarks/run_on_gpu.sh", "bench", "attention", "ops", "qwen3-0.6b"],
+        ["benchmarks/run_on_gpu.sh", "bench", *parts],
         env={
             **environment(package),
             "PYTHON": sys.executable,
@@ -165,31 +167,27 @@ def test_the_benchmarks_run_on_small_shapes_and_leave_their_rows(package, tmp_pa
     assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-2000:]
     stages = json.loads((tmp_path / "results.json").read_text())
     assert {name: stage["status"] for name, stage in stages.items()} == {
-        "bench-attention": 0,
-        "bench-ops": 0,
-        "bench-qwen3-0.6b": 0,
+        f"bench-{part}": 0 for part in parts
     }
-    rows = [row["name"] for stage in stages.values() for row in stage["bench"]["rows"]]
-    first = (
-        "attention decode",
-        "torch: attention decode",
-        "invariant linear",
-        "link to",
-        "hand-over from",
-    )
-    first += (
-        "all spans a warp: attention decode",
-        "mma: attention prefill",
-        "torch: attention pre",
-    )
-    for part in (*first, "quantized int8"):
-        assert any(name.startswith(part) for name in rows), part
+    rows = [row for stage in stages.values() for row in stage["bench"]["rows"]]
+    wanted = ["attention decode", "torch: attention decode", "invariant linear", "link to"]
+    wanted += ["quantized int4", "quantized Q4_K", "quantized fp8 blocks", "load, weights"]
+    wanted += ["all spans a warp: attention decode", "mma: attention prefill"]
+    wanted += ["torch: attention pre", "hand-over from"]
     for kind in ("", "invariant: "):
-        for part in ("decode batch 1,", "prefill 16", "nano-vllm workload, second", "the host's"):
-            assert any(name.startswith(kind + part) for name in rows), kind + part
-    assert any(name.startswith("int8: decode batch 1,") for name in rows)
-    for part in ("torch with a CUDA graph: decode", "torch: prefill", "torch: nano-vllm"):
-        assert any(name.startswith(part) for name in rows), part
+        wanted += [f"{kind}decode batch 1,", f"{kind}prefill 16", f"{kind}the host's"]
+        wanted += [f"{kind}nano-vllm workload, second"]
+    wanted += ["torch with a CUDA graph: decode", "torch: prefill", "torch: nano-vllm"]
+    for form in ("bf16", "fp8 cache", "fp8 rows", "fp8 blocks", "int8", "int4", "Q8_0"):
+        wanted.append(f"{form}: decode batch 3, a step")
+    wanted += [f"a step of 3 with {edit}" for edit in ("plain", "penalties", "a grammar")]
+    wanted += ["2 streams by the engine", "2 streams by the server", "llmserve: nano-vllm"]
+    for part in wanted:
+        assert any(row["name"].startswith(part) for row in rows), part
+    assert all(row["us"] > 0 for row in rows)
     script = (TESTS.parent / "benchmarks" / "run_on_gpu.sh").read_text()
-    assert f'OPS="{" ".join(gpu_stages.OPS)}"' in script
-    assert f'MODELS="{" ".join(gpu_stages.BENCHES[len(gpu_stages.OPS) :])}"' in script
+    named = " ".join(gpu_stages.BENCHES)
+    for name, of in (("OPS", gpu_stages.OPS), ("MODELS", gpu_stages.MODELS)):
+        assert f'{name}="{" ".join(of)}"' in script
+        named = named.replace(" ".join(of), f"${name}")
+    assert f'PARTS="{named}"' in script
