@@ -12,6 +12,29 @@ namespace llmserve::cuda {
 
 static_assert(kKvTile == 64, "attention.cu is written for tiles of 64");
 
+namespace {
+
+// Neighbours, from the first to the last that a kernel works on: its grid has blocks for each of
+// them, and the few prompts of a step lie side by side among hundreds that decode.
+struct Sequences {
+  int64_t begin = 0;
+  int64_t end = 0;
+
+  void include(int64_t b) {
+    if (end == 0) begin = b;
+    end = b + 1;
+  }
+  AttentionParams of(AttentionParams params) const {
+    params.query_starts += begin;
+    params.kv_lens += begin;
+    params.block_tables += begin * params.max_blocks;
+    params.num_sequences = end - begin;
+    return params;
+  }
+};
+
+}  // namespace
+
 void CudaBackend::do_paged_attention(const PagedAttentionArgs& args) {
   check_layout("paged_attention", args.cache);
   const AttentionParams params{.q = args.q.as<float>(),
@@ -91,13 +114,20 @@ void CudaBackend::attend_in_tiles(const PagedAttentionArgs& args, AttentionParam
   }
   if (can_wgmma(params)) params.wgmma_rows = wgmma_from_rows(params.num_heads / kv_heads);
   TiledPlan plan{.wgmma_rows = params.wgmma_rows};
+  Sequences long_ones;
+  Sequences wgmma_ones;
   for (size_t b = 0; b < args.kv_lens.size(); ++b) {
     const int64_t num_tokens = args.query_starts[b + 1] - args.query_starts[b];
     // What is recorded runs for longer contexts, too: all that the tables have room for.
     const int64_t kv_len =
         block_.is_recorded ? args.max_blocks * params.keys.block_size : int64_t{args.kv_lens[b]};
-    plan.add(num_tokens * (params.num_heads / kv_heads), kv_len, static_cast<int>(width));
+    const int64_t num_rows = num_tokens * (params.num_heads / kv_heads);
+    plan.add(num_rows, kv_len, static_cast<int>(width));
+    if (num_rows > kTiledRows)
+      (num_rows >= plan.wgmma_rows ? wgmma_ones : long_ones).include(static_cast<int64_t>(b));
   }
+  // What is recorded may run for others than those that it was recorded with.
+  if (block_.is_recorded) long_ones = {0, params.num_sequences};
   const int64_t at_once = plan.sequences_at_once(params.num_sequences, kv_heads, width);
   const int64_t n = at_once * plan.num_partials(kv_heads);
   float* memory = n > 0 ? reinterpret_cast<float*>(scratch(n * (width + 2) * 4)) : nullptr;
@@ -111,8 +141,12 @@ void CudaBackend::attend_in_tiles(const PagedAttentionArgs& args, AttentionParam
       .rows = plan.split_rows,
       .shared_bytes = tiled_shared_bytes_,
       .walk = tiled_walk(decode_spans_, plan.spans, params.num_sequences * kv_heads)};
+  if (plan.row_tiles > 0)
+    kernels.run(long_ones.of(params), {.row_tiles = plan.row_tiles}, partials, stream());
+  if (plan.wgmma_tiles > 0)
+    wgmma_kernels(width).run(wgmma_ones.of(params), plan.wgmma_tiles, stream());
+  plan.row_tiles = 0;
   kernels.run(params, plan, partials, stream());
-  if (plan.wgmma_tiles > 0) wgmma_kernels(width).run(params, plan.wgmma_tiles, stream());
 }
 
 }  // namespace llmserve::cuda
