@@ -1,5 +1,6 @@
 #include "engine/node_follower.h"
 
+#include <string_view>
 #include <utility>
 
 #include "core/start_thread.h"
@@ -23,6 +24,9 @@ constexpr std::chrono::seconds kGreetingTime{10};
 constexpr std::chrono::seconds kMeetingTime{30};
 constexpr std::chrono::seconds kPatience{60};
 constexpr std::chrono::hours kForever{24 * 365};
+
+// A device may take as long as it likes.
+bool is_host(std::string_view device) { return device == "cpu" || device == "ref"; }
 
 // Logits and hidden states are rank 0's.
 class NoSink final : public StepSink {
@@ -60,7 +64,7 @@ NodeFollower::NodeFollower(ConfigRequest request, std::shared_ptr<const Checkpoi
       wrap_(std::move(wrap)),
       ranks_(config_.parallel.num_local_ranks(),
              {.on_failure = [this] { give_up_exchanges(); },
-              .patience = patience,
+              .patience = is_host(config_.device) ? patience : RankPatience(),
               .has_far_ranks = true,
               .on_left = [this](const std::string& reason) { leave_thread(reason); }}) {
   if (config_.parallel.node == 0)
