@@ -2,8 +2,11 @@
 
 #include <utility>
 
+#include "comm/nccl_meeting.h"
 #include "comm/single_communicator.h"
 #include "core/pin_thread.h"
+#include "core/thread_beat.h"
+#include "engine/rank_devices.h"
 #include "engine/worker_plan.h"
 
 namespace llmserve {
@@ -76,6 +79,18 @@ std::vector<RankEnds> meet_nodes(const ParallelConfig& parallel, const MeetingPl
     if (!rank.tensor_ranks) rank.tensor_ranks = std::make_unique<SingleCommunicator>();
     if (!rank.stages) rank.stages = std::make_unique<SingleCommunicator>();
   }
+  return ends;
+}
+
+RankEnds meet_on_devices(RankEnds ends, const Worker& worker,
+                         const std::shared_ptr<std::atomic<int64_t>>& num_errors) {
+  const BeatPause pause;  // others may load first
+  const auto meet = [&](std::unique_ptr<Communicator>& end, int64_t staging_bytes) {
+    if (end->world_size() > 1)
+      end = meet_in_nccl(std::move(end), rank_place(worker.backend(), staging_bytes), num_errors);
+  };
+  meet(ends.tensor_ranks, worker.staging_bytes());
+  meet(ends.stages, 0);
   return ends;
 }
 

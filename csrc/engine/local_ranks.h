@@ -1,6 +1,7 @@
 // The ranks of a model that this process has, and how they meet those of others.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -19,5 +20,10 @@ std::vector<std::unique_ptr<Worker>> make_workers(RankThreads& ranks, const Engi
 // [local ranks]. All nodes call it for the same meeting. Throws DeviceError past the deadline.
 std::vector<RankEnds> meet_nodes(const ParallelConfig& parallel, const MeetingPlace& place,
                                  Deadline until);
+
+// What ranks with devices exchange through, of what they have met over among nodes. On each rank's
+// thread at once. Errors are meet_in_nccl's.
+RankEnds meet_on_devices(RankEnds ends, const Worker& worker,
+                         const std::shared_ptr<std::atomic<int64_t>>& num_errors);
 
 }  // namespace llmserve

@@ -4,11 +4,8 @@
 #include <cstdlib>
 #include <limits>
 #include <string_view>
-#include <utility>
 
-#include "comm/nccl_meeting.h"
 #include "core/error.h"
-#include "core/thread_beat.h"
 #include "engine/worker_plan.h"
 #include "kernels/cuda_loader.h"
 
@@ -78,18 +75,6 @@ int64_t gathered_bytes(const EngineConfig& config, const StepShape& shape) {
   if (config.device != kCuda || config.parallel.tensor == 1) return 0;
   return static_cast<int64_t>(sizeof(float)) * std::max(shape.max_tokens * shape.max_in_features,
                                                         shape.max_logit_rows * shape.vocab_size);
-}
-
-RankEnds meet_on_devices(RankEnds ends, const Worker& worker,
-                         const std::shared_ptr<std::atomic<int64_t>>& num_errors) {
-  const BeatPause pause;  // others may load first
-  const auto meet = [&](std::unique_ptr<Communicator>& end, int64_t staging_bytes) {
-    if (end->world_size() > 1)
-      end = meet_in_nccl(std::move(end), rank_place(worker.backend(), staging_bytes), num_errors);
-  };
-  meet(ends.tensor_ranks, worker.staging_bytes());
-  meet(ends.stages, 0);
-  return ends;
 }
 
 RankPlace rank_place(Backend& backend, int64_t staging_bytes) {

@@ -1,13 +1,11 @@
 // Where ranks compute: each has a GPU of its node, in their order, and a host has them all.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 
 #include "api/engine_config.h"
 #include "comm/registry.h"
-#include "engine/worker.h"
 #include "kernels/backend.h"
 
 namespace llmserve {
@@ -26,11 +24,6 @@ int64_t free_rank_bytes(const EngineConfig& config);
 
 // Of the largest tensor that ranks with a device each gather the columns of; 0: there are none.
 int64_t gathered_bytes(const EngineConfig& config, const StepShape& shape);
-
-// What ranks with devices exchange through, of what they have met over among nodes. On each rank's
-// thread at once. Errors are meet_in_nccl's.
-RankEnds meet_on_devices(RankEnds ends, const Worker& worker,
-                         const std::shared_ptr<std::atomic<int64_t>>& num_errors);
 
 // How a rank with this backend joins a group. The backend outlives the communicator.
 RankPlace rank_place(Backend& backend, int64_t staging_bytes);

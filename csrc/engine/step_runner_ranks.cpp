@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "core/thread_beat.h"
+#include "engine/local_ranks.h"
 #include "engine/node_leader.h"
 #include "engine/rank_devices.h"
 #include "engine/step_runner.h"

@@ -11,7 +11,6 @@ SUFFIXES = {".h", ".cpp", ".inc", ".cu", ".cuh", ".py", ".pyi", ".md", ".txt", "
 MAX_LINES = 600
 
 REASONS = {
-    "csrc/engine/step_runner.cpp": "one step over hosts, devices, stages and nodes: one order",
     "python/llmserve/_core.pyi": "one extension module has one stub",
     "python/llmserve/demo/calibration.txt": "texts of the demo model, one a line",
     "python/llmserve/demo/held_out.txt": "texts of the demo model, one a line",
