@@ -93,10 +93,13 @@ void run_until(Stream& stream, uint64_t count) {
   }
 }
 
-// One piece of work, since who asks again and again expects the device to get on.
+// Some pieces of work, since who asks again and again expects the device to get on.
+constexpr int kPiecesAQuery = 32;
+
 cudaError_t query(Stream& stream, uint64_t count) {
   if (stream.num_done >= count) return cudaSuccess;
-  if (can_run(stream)) run_until(stream, stream.num_done + 1);
+  for (int i = 0; i < kPiecesAQuery && stream.num_done < count && can_run(stream); ++i)
+    run_until(stream, stream.num_done + 1);
   return cudaErrorNotReady;
 }
 

@@ -127,7 +127,7 @@ def test_blocks_of_other_tokens_are_not_taken(made: ExitStack) -> None:
 
 def test_a_ticket_is_good_for_one_prompt(made: ExitStack) -> None:
     one, sender, receiver = (made.enter_context(make_llm()) for _ in range(3))
-    open_both(sender, receiver, timeout=0.3)
+    open_both(sender, receiver, timeout=1.5)
     assert sender.hand_over is not None
     ticket = sender.hand_over.ticket()
     expected = words(run(one, PROMPT, SAMPLED))
