@@ -566,6 +566,7 @@ void Engine::close() {
     return;
   }
   thread_.join();
+  watch_.stop();
   {
     const std::lock_guard lock(intake_mutex_);
     intake_.tasks.clear();

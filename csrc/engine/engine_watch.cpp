@@ -14,7 +14,9 @@ EngineWatch::EngineWatch(const RankPatience& patience,
   if (patience_.still.count() > 0) thread_ = start_thread([this] { watch(); });
 }
 
-EngineWatch::~EngineWatch() {
+EngineWatch::~EngineWatch() { stop(); }
+
+void EngineWatch::stop() {
   {
     const std::lock_guard lock(mutex_);
     is_over_ = true;

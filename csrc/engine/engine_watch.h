@@ -27,6 +27,9 @@ class EngineWatch {
   EngineWatch(const EngineWatch&) = delete;
   EngineWatch& operator=(const EngineWatch&) = delete;
 
+  // Nobody looks any more. Not on the watch's thread.
+  void stop();
+
   ThreadBeat& beat() { return beat_; }
   // The engine's thread works in this scope.
   class Work {

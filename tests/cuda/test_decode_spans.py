@@ -1,9 +1,9 @@
 """How many spans of 256 positions a warp takes in decoding changes no bit."""
 
 import numpy as np
-import op_formulas as formulas
 import pytest
 from llmserve import InvalidArgument, _core_testing
+from parity import op_formulas as formulas
 
 REASON = _core_testing.unavailable_reason("cuda")
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(bool(REASON), reason=f"no CUDA here: {REASON}")]
