@@ -338,9 +338,12 @@ bool CublasLt::multiply(const Fp8Product& p, Fp8Scales scales) {
 }
 
 bool CublasLt::can_scale(Fp8Scales scales) {
-  const auto [at, is_new] = can_scale_.try_emplace(scales, false);
-  if (is_new) at->second = scales_rightly(scales);
-  return at->second;
+  std::optional<bool>& can = can_scale_[static_cast<size_t>(scales)];
+  if (!can) {
+    can = false;  // should it throw
+    can = scales_rightly(scales);
+  }
+  return *can;
 }
 
 // Libraries and devices differ in the scales that they know. What is multiplied is exact in any

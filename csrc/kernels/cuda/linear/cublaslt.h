@@ -1,9 +1,11 @@
 // Matrix products by cuBLASLt, found at run time.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <tuple>
@@ -103,7 +105,7 @@ class CublasLt {
   Buffer workspace_;
   std::map<Key, std::unique_ptr<Product>> products_;
   std::map<BucketKey, cublaslt::Algo> measured_;
-  std::map<Fp8Scales, bool> can_scale_;  // of those that were tried
+  std::array<std::optional<bool>, 3> can_scale_;  // by Fp8Scales; none: not tried yet
 };
 
 }  // namespace llmserve::cuda
