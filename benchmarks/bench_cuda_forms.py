@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_cuda_models import SMALL, Bench, Runner, Sizes, checkpoint_folder
-from core_testing import testing
-from gpu_rows import Row, measure_limits, read_arguments, report
+from gpu_rows import Row, measure_device, read_arguments, report
 from llmserve import LLM, SamplingParams, StructuredOutputsParams
 from random_models import write_checkpoint, write_gguf
 
@@ -116,10 +115,7 @@ def all_rows(bench: Bench, part: str) -> Iterator[Row]:
 def main() -> None:
     args = read_arguments(__doc__, "part", PARTS)
     sizes = SMALL if args.small else SIZES
-    backend = testing.make_backend("cuda")
-    limits = measure_limits(backend, sizes.copy_bytes, sizes.product)
-    device = backend.description
-    del backend  # and its memory
+    device, limits = measure_device(sizes)
     bench = Bench("tiny" if args.small else MODEL, limits, sizes)
     report(device, limits, all_rows(bench, args.part), args.json)
 

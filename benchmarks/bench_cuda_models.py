@@ -24,8 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from core_testing import testing
-from gpu_rows import Limits, Row, measure_limits, read_arguments, report, torch_device
+from gpu_rows import Limits, Row, measure_device, read_arguments, report, torch_device
 from llmserve import LLM, SamplingParams, _core
 from llmserve.bench.machine import Rates
 from peers.workloads import Workload
@@ -253,10 +252,7 @@ def all_rows(bench: Bench, is_small: bool) -> Iterator[Row]:
 def main() -> None:
     args = read_arguments(__doc__, "model", SHAPES)
     sizes = SMALL if args.small else Sizes()
-    backend = testing.make_backend("cuda")
-    limits = measure_limits(backend, sizes.copy_bytes, sizes.product)
-    device = backend.description
-    del backend  # and its memory
+    device, limits = measure_device(sizes)
     bench = Bench("tiny" if args.small else args.model, limits, sizes)
     report(device, limits, all_rows(bench, args.small), args.json)
 

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_cuda_models import SMALL, Bench, Sizes, checkpoint_folder
-from core_testing import testing
-from gpu_rows import Row, measure_limits, read_arguments, report
+from gpu_rows import Row, measure_device, read_arguments, report
 from peers.workloads import Workload
 from random_models import SHAPES, write_checkpoint
 
@@ -103,10 +102,7 @@ def all_rows(bench: Bench) -> Iterator[Row]:
 def main() -> None:
     args = read_arguments(__doc__, "model", SHAPES)
     sizes = SMALL if args.small else Sizes()
-    backend = testing.make_backend("cuda")
-    limits = measure_limits(backend, sizes.copy_bytes, sizes.product)
-    device = backend.description
-    del backend  # and its memory
+    device, limits = measure_device(sizes)
     bench = Bench("tiny" if args.small else args.model, limits, sizes)
     report(device, limits, all_rows(bench), args.json)
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from bench_cuda_models import SMALL as SMALL_MODEL
 from bench_cuda_models import Bench, Sizes, checkpoint_folder
 from bench_server import Clock, body, serving, stream_all
-from core_testing import testing
-from gpu_rows import Limits, Row, measure_limits, read_arguments, report
+from gpu_rows import Limits, Row, measure_device, read_arguments, report
 from llmserve import AsyncLLM, RequestOutputKind, SamplingParams
 from random_models import SHAPES, write_checkpoint
 
@@ -100,10 +99,7 @@ def all_rows(name: str, limits: Limits, is_small: bool) -> Iterator[Row]:
 def main() -> None:
     args = read_arguments(__doc__, "model", SHAPES)
     sizes = SMALL_MODEL if args.small else Sizes()
-    backend = testing.make_backend("cuda")
-    limits = measure_limits(backend, sizes.copy_bytes, sizes.product)
-    device = backend.description
-    del backend  # and its memory
+    device, limits = measure_device(sizes)
     report(device, limits, all_rows(args.model, limits, args.small), args.json)
 
 

@@ -94,6 +94,13 @@ def measure_limits(backend: Any, num_bytes: int, side: int) -> Limits:
     return Limits(gb_per_s, 2 * side**3 / seconds / 1e9)
 
 
+def measure_device(sizes: Any) -> tuple[str, Limits]:
+    """The GPU's description and limits, by `sizes.copy_bytes` and `sizes.product`; its memory is
+    given back."""
+    backend = testing.make_backend("cuda")
+    return backend.description, measure_limits(backend, sizes.copy_bytes, sizes.product)
+
+
 def torch_device(is_small: bool) -> str:
     """Empty, and why on the standard output, where there is nothing to compare with."""
     try:

@@ -73,45 +73,42 @@ run_tests() {
   return "$status"
 }
 
+# sanitized STAGE EXPRESSION FILES...: memcheck and racecheck over the tests of FILES that EXPRESSION names.
+sanitized() {
+  local stage=$1 expression=$2 start=$SECONDS status=0 tool suffix=${1#sanitize}
+  for tool in memcheck racecheck; do
+    limited $((limit / 2)) compute-sanitizer --tool "$tool" --error-exitcode 9 \
+      --log-file "$out/$tool$suffix.log" "$python" -m pytest -m cuda -q -x "${@:3}" -k "$expression" 2>&1 |
+      tee "$out/$tool$suffix.txt" | tail -15 || status=$?
+  done
+  record --stage "$stage" --status "$status" --seconds $((SECONDS - start))
+  return "$status"
+}
+
 # The plain kernels over the smaller cases of every op, and what takes their place where it can: the tools run them
 # some fifty times slower.
 sanitize() {
-  local start=$SECONDS status=0 tool
   local plain="cuda-plain and not any_combination and not agrees_with_ref and not follow and not finite and not 70001"
   local auto="cuda-auto and (linear_ or attention_ or prepared)"
   local invariant="cuda-invariant and (linear_ or every_tile)"
   local decoding="few_rows and (1000 or 2-2-80 or 8-1-128) or sampling_shapes and 4100 or row_kernels and not 8196"
   local attention="wgmma_attention and not chunks or decode_spans and 64 and window"
-  for tool in memcheck racecheck; do
-    limited $((limit / 2)) compute-sanitizer --tool "$tool" --error-exitcode 9 \
-      --log-file "$out/$tool.log" "$python" -m pytest -m cuda -q -x \
-      tests/parity/test_{ops,fused_ops,op_invariance,sampling_op,sampling_edits,wgmma_attention}.py \
-      tests/cuda/test_two_in_flight.py tests/cuda/test_{graphs,padding_rows,few_rows,sampling_shapes,row_kernels,decode_spans}.py \
-      -k "(($plain) or ($auto) or ($invariant) or ($decoding) or ($attention) or in_flight or graphs or (padding and auto)) and not 193 and not 1184" 2>&1 |
-      tee "$out/$tool.txt" | tail -15 || status=$?
-  done
-  record --stage sanitize --status "$status" --seconds $((SECONDS - start))
-  return "$status"
+  local kernels="($plain) or ($auto) or ($invariant) or ($decoding) or ($attention)"
+  sanitized sanitize "($kernels or in_flight or graphs or (padding and auto)) and not 193 and not 1184" \
+    tests/parity/test_{ops,fused_ops,op_invariance,sampling_op,sampling_edits,wgmma_attention}.py \
+    tests/cuda/test_{two_in_flight,graphs,padding_rows,few_rows,sampling_shapes,row_kernels,decode_spans}.py
 }
 
 # Integers of a few formats, E4M3, experts, heads and draft models, and two ranks on a GPU: few cases of each.
 sanitize_more() {
-  local start=$SECONDS status=0 tool
   local integers="cuda-auto and (8-33 or shorter or extreme_values) and (int4 or int8)"
   local formats="cuda-auto and columns_in_another_order"
   local fp8="rounded_as_numpy and 24-200 or odd_rows or norms_and_gates"
   local experts="cuda-auto and (odd_depths or add_up or idle)"
   local models="a_head_of_no_use or is_the_target or may_share_a_gpu"
-  for tool in memcheck racecheck; do
-    limited $((limit / 2)) compute-sanitizer --tool "$tool" --error-exitcode 9 \
-      --log-file "$out/$tool-more.log" "$python" -m pytest -m cuda -q -x \
-      tests/parity/test_{quantized_linear,linear_formats,fp8_products,grouped_linear,experts_op}.py \
-      tests/cuda/test_{cuda_speculation,ranks_on_gpus}.py \
-      -k "($integers) or ($formats) or ($fp8) or ($experts) or ($models)" 2>&1 |
-      tee "$out/$tool-more.txt" | tail -15 || status=$?
-  done
-  record --stage sanitize-more --status "$status" --seconds $((SECONDS - start))
-  return "$status"
+  sanitized sanitize-more "($integers) or ($formats) or ($fp8) or ($experts) or ($models)" \
+    tests/parity/test_{quantized_linear,linear_formats,fp8_products,grouped_linear,experts_op}.py \
+    tests/cuda/test_{cuda_speculation,ranks_on_gpus}.py
 }
 
 # LLMSERVE_BENCH_FLAGS=--small tries a part where there is an emulator and no GPU.
