@@ -70,6 +70,24 @@ def hand_over(sender: LLM, receiver: LLM, prompt: Sequence[int], params: Samplin
     return run(receiver, prompt, params, ticket)
 
 
+def hand_over_at_once(
+    sender: LLM, receiver: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams
+) -> list[object]:
+    """The words of each prompt's answer, handed over by a thread of its own."""
+    got: dict[int, object] = {}
+
+    def go(i: int) -> None:
+        got[i] = words(hand_over(sender, receiver, prompts[i], params))
+
+    threads = [threading.Thread(target=go, args=(i,)) for i in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+    return [got[i] for i in range(len(prompts))]
+
+
 def wait_until(holds: Callable[[], object]) -> None:
     until = time.monotonic() + DEADLINE_S
     while not holds():

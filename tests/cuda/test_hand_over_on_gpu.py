@@ -18,6 +18,7 @@ from hand_over import (
     check_idle,
     failures,
     hand_over,
+    hand_over_at_once,
     make_llm,
     open_both,
     run,
@@ -141,17 +142,7 @@ def test_several_at_once_with_little_room(made: ExitStack) -> None:
     expected = [words(run(sender, prompt, GREEDY)) for prompt in prompts]
     sender.reset_prefix_cache()
     open_both(sender, receiver, timeout=1)
-    got: dict[int, object] = {}
-
-    def go(i: int) -> None:
-        got[i] = words(hand_over(sender, receiver, prompts[i], GREEDY))
-
-    threads = [threading.Thread(target=go, args=(i,)) for i in range(len(prompts))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [got[i] for i in range(len(prompts))] == expected
+    assert hand_over_at_once(sender, receiver, prompts, GREEDY) == expected
     metrics = receiver.get_metrics()
     assert metrics.num_hand_overs_received + sum(failures(receiver).values()) == len(prompts)
     check_idle(receiver)

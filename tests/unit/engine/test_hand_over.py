@@ -20,6 +20,7 @@ from hand_over import (
     check_idle,
     failures,
     hand_over,
+    hand_over_at_once,
     make_llm,
     open_both,
     run,
@@ -91,18 +92,7 @@ def test_several_at_once_with_little_room(made: ExitStack) -> None:
     open_both(sender, receiver, timeout=1)
     prompts = [[3 + (i * 11 + j * 5) % 60 for j in range(20 + 9 * i)] for i in range(8)]
     expected = [words(run(one, prompt, SAMPLED)) for prompt in prompts]
-    got: dict[int, object] = {}
-
-    def go(i: int) -> None:
-        got[i] = words(hand_over(sender, receiver, prompts[i], SAMPLED))
-
-    threads = [threading.Thread(target=go, args=(i,)) for i in range(len(prompts))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(DEADLINE_S)
-        assert not thread.is_alive()
-    assert [got[i] for i in range(len(prompts))] == expected
+    assert hand_over_at_once(sender, receiver, prompts, SAMPLED) == expected
     check_idle(receiver)
     # What was kept when there was too much of it has made room, and was computed by the receiver.
     metrics = receiver.get_metrics()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,23 @@ def rate(llm: LLM, run: Callable[[], Any]) -> float:
     drafts = now.num_draft_tokens - before.num_draft_tokens
     assert drafts > 0
     return (now.num_accepted_tokens - before.num_accepted_tokens) / drafts
+
+
+def check_useless_heads(methods: Iterable[str], folder: Path, parallel: dict[str, Any]) -> None:
+    """Guesses that are never right change no token, whatever is asked for, with the ranks given."""
+    model = checkpoint("llama", eos_token_id=2)
+    thinking = {"reasoning_start_str": "e", "reasoning_end_str": "ab"}
+    options = {**OPTIONS, "reasoning_config": thinking}
+    asked = [prompt_of(seed) for seed in range(len(NAMES))]
+    params = [params_of(name, 24) for name in NAMES]
+    with LLM(str(model), **options) as llm:
+        plain = results(llm.generate(asked, params, use_tqdm=False))
+    for method in methods:
+        random_head(method, model, folder / method)
+        config = {"model": str(folder / method), "num_speculative_tokens": 5, "adaptive": False}
+        with LLM(str(model), speculative_config=config, **parallel, **options) as llm:
+            assert results(llm.generate(asked, params, use_tqdm=False)) == plain
+            assert llm.get_metrics().num_draft_tokens > 0
 
 
 def check_right_head(

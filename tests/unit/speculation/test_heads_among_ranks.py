@@ -11,12 +11,18 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from checkpoints import VOCAB_SIZE, checkpoint, make_checkpoint  # noqa: E402
-from heads import add_draft_layer, bigram_target, random_head, right_head  # noqa: E402
+from checkpoints import VOCAB_SIZE, make_checkpoint  # noqa: E402
+from heads import add_draft_layer, bigram_target, right_head  # noqa: E402
 from llmserve import LLM, SamplingParams, _core  # noqa: E402
 from llmserve import _core_testing as testing  # noqa: E402
-from test_equality import NAMES, params_of, prompt_of, results  # noqa: E402
-from test_heads import OPTIONS, check_right_head, prompts, sampled, tokens  # noqa: E402
+from test_heads import (  # noqa: E402
+    OPTIONS,
+    check_right_head,
+    check_useless_heads,
+    prompts,
+    sampled,
+    tokens,
+)
 
 METHODS = ["eagle3", "eagle", "medusa"]
 
@@ -64,19 +70,7 @@ def test_a_head_that_fits_is_right(
 
 
 def test_heads_of_no_use_change_no_token_whatever_is_asked_for(tmp_path: Path) -> None:
-    model = checkpoint("llama", eos_token_id=2)
-    thinking = {"reasoning_start_str": "e", "reasoning_end_str": "ab"}
-    options = {**OPTIONS, "reasoning_config": thinking}
-    asked = [prompt_of(seed) for seed in range(len(NAMES))]
-    params = [params_of(name, 24) for name in NAMES]
-    with LLM(str(model), **options) as llm:
-        plain = results(llm.generate(asked, params, use_tqdm=False))
-    for method in METHODS:
-        random_head(method, model, tmp_path / method)
-        config = {"model": str(tmp_path / method), "num_speculative_tokens": 5, "adaptive": False}
-        with LLM(str(model), speculative_config=config, tensor_parallel_size=2, **options) as llm:
-            assert results(llm.generate(asked, params, use_tqdm=False)) == plain
-            assert llm.get_metrics().num_draft_tokens > 0
+    check_useless_heads(METHODS, tmp_path, {"tensor_parallel_size": 2})
 
 
 @pytest.mark.parametrize(

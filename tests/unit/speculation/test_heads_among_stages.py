@@ -18,8 +18,7 @@ from llmserve import LLM, SamplingParams, _core
 from llmserve import _core_testing as testing
 from llmserve.checkpoint.model_files import demo_model_path
 from nodes import nodes
-from test_equality import NAMES, params_of, prompt_of, results
-from test_heads import OPTIONS, prompts, sampled, tokens
+from test_heads import OPTIONS, check_useless_heads, prompts, sampled, tokens
 
 NODES = {"cluster_key": "a key of these tests", "distributed_timeout_seconds": 60}
 ASKED = prompts(1, 20, 45, 33)
@@ -162,19 +161,7 @@ def test_a_head_guesses_the_same_where_stages_are_on_nodes(
 
 
 def test_heads_of_no_use_change_no_token_whatever_is_asked_for(tmp_path: Path) -> None:
-    model = checkpoint("llama", eos_token_id=2)
-    thinking = {"reasoning_start_str": "e", "reasoning_end_str": "ab"}
-    options = {**OPTIONS, "reasoning_config": thinking}
-    asked = [prompt_of(seed) for seed in range(len(NAMES))]
-    params = [params_of(name, 24) for name in NAMES]
-    with LLM(str(model), **options) as llm:
-        expected = results(llm.generate(asked, params, use_tqdm=False))
-    for method in ("eagle3", "medusa"):
-        random_head(method, model, tmp_path / method)
-        config = {"model": str(tmp_path / method), "num_speculative_tokens": 5, "adaptive": False}
-        with LLM(str(model), speculative_config=config, **stages(2), **options) as llm:
-            assert results(llm.generate(asked, params, use_tqdm=False)) == expected
-            assert llm.get_metrics().num_draft_tokens > 0
+    check_useless_heads(("eagle3", "medusa"), tmp_path, stages(2))
 
 
 @pytest.mark.parametrize("rank", [0, 1])
