@@ -41,43 +41,52 @@ class HalfBatches::Half final : public ExchangeWatch,
       : WatchedCommunicator(*both.ends_[static_cast<size_t>(idx)], *this),
         both_(both),
         idx_(idx),
-        logged_(log, idx + 1),
-        turn_(both.turn_) {}
+        logged_(log, idx + 1) {
+    both_.take_turn();
+  }
+  ~Half() override { both_.pass_turn(); }
 
   void begin_attention() override {
     ++num_begun_;
     if (idx_ == 0) return;
-    const BeatPause pause;
-    both_.has_attended_.wait(
-        turn_, [&] { return both_.num_attended_ >= num_begun_ || both_.has_failed_; });
+    both_.pass_turn();
+    {
+      const BeatPause pause;
+      std::unique_lock lock(both_.mutex_);
+      both_.has_changed_.wait(
+          lock, [&] { return both_.num_attended_ >= num_begun_ || both_.has_failed_; });
+    }
+    both_.take_turn();
+    const std::lock_guard lock(both_.mutex_);
     if (both_.has_failed_) throw DeviceError("the other half of the step has failed");
   }
   void end_attention() override {
     if (idx_ > 0) return;
+    const std::lock_guard lock(both_.mutex_);
     ++both_.num_attended_;
-    both_.has_attended_.notify_one();
+    both_.has_changed_.notify_all();
   }
   void begin_exchange(const char* name) override {
-    turn_.unlock();
+    both_.pass_turn();
     logged_.begin_exchange(name);
   }
   void end_exchange() noexcept override {
     logged_.end_exchange();
-    const BeatPause pause;
-    turn_.lock();
+    both_.take_turn();
   }
 
  private:
   HalfBatches& both_;
   const int idx_;
   LoggedExchanges logged_;
-  std::unique_lock<std::mutex> turn_;
   int64_t num_begun_ = 0;  // layers
 };
 
-HalfBatches::HalfBatches(int64_t workspace_bytes, int first_thread, Memory& memory)
+HalfBatches::HalfBatches(int64_t workspace_bytes, int first_thread, Memory& memory,
+                         const RankPatience& patience)
     : arenas_{Arena(workspace_bytes, memory), Arena(workspace_bytes, memory)},
-      threads_(2, [this] { give_up(); }) {
+      threads_(2,
+               {.on_failure = [this] { give_up(); }, .patience = patience, .has_far_ranks = true}) {
   threads_.run([&](int half) {
     if (half > 0 && first_thread > 0) pin_thread_to(first_thread, 1);
   });
@@ -135,9 +144,27 @@ void HalfBatches::cut(const ModelInput& whole, int64_t second_half) {
 // Nobody waits for a half that does not come.
 void HalfBatches::give_up() noexcept {
   for (Communicator* end : ends_) end->abort();
-  const std::lock_guard lock(turn_);
+  const std::lock_guard lock(mutex_);
   has_failed_ = true;
-  has_attended_.notify_all();
+  has_changed_.notify_all();
+}
+
+void HalfBatches::take_turn() noexcept {
+  std::unique_lock lock(mutex_);
+  {
+    const BeatPause pause;
+    has_changed_.wait(lock, [this] { return !is_turn_taken_ || has_failed_; });
+  }
+  // No pause: whoever waits for a half that hangs stands still as well, and whoever watches the
+  // rank has to know.
+  has_changed_.wait(lock, [this] { return !is_turn_taken_; });
+  is_turn_taken_ = true;
+}
+
+void HalfBatches::pass_turn() noexcept {
+  const std::lock_guard lock(mutex_);
+  is_turn_taken_ = false;
+  has_changed_.notify_all();
 }
 
 Tensor HalfBatches::forward(const Model& model, const ForwardContext& whole, int64_t second_half,
@@ -146,6 +173,7 @@ Tensor HalfBatches::forward(const Model& model, const ForwardContext& whole, int
   ends_ = {&first, &second};
   num_attended_ = 0;
   has_failed_ = false;
+  const RankThreads::Awaited awaited(threads_);
   const Tensor hidden =
       whole.arena.allocate(DType::kF32, {whole.input.num_tokens(), model.config().hidden_size});
   threads_.run([&](int idx) {

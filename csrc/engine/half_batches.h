@@ -30,14 +30,20 @@ int64_t second_half_of(const ModelInput& input, int64_t num_prefill_tokens,
 // Each half has a thread, an arena, and connections of its own. One of them computes at a time,
 // with all of the backend's threads, and whoever waits for other ranks lets the other one compute.
 // So ranks need not agree on an order: only on where the halves are.
+//
+// The second half's thread is watched here: if it stands still, the step fails. The first half's is
+// the rank's, which others watch, also where it waits for a second half that hangs while it
+// computes.
 class HalfBatches {
  public:
   // workspace_bytes: of Model::workspace_bytes() for first_half_of() the most tokens. first_thread:
   // as thread_share() has it, 0 where the rank's threads are not pinned.
-  HalfBatches(int64_t workspace_bytes, int first_thread, Memory& memory);
+  HalfBatches(int64_t workspace_bytes, int first_thread, Memory& memory,
+              const RankPatience& patience = kHostPatience);
 
   // As Model::forward(), of whole.input from token `second_half` on in a second half, which
   // exchanges through `second`. Throws what that throws; both ends have been aborted then.
+  // RankLeft: the second half's thread has not come back, and this object must not be destroyed.
   Tensor forward(const Model& model, const ForwardContext& whole, int64_t second_half,
                  Communicator& first, Communicator& second, ExchangeLog* log);
 
@@ -54,14 +60,17 @@ class HalfBatches {
   };
   void cut(const ModelInput& whole, int64_t second_half);
   void give_up() noexcept;
+  void take_turn() noexcept;
+  void pass_turn() noexcept;
 
   std::array<Arena, 2> arenas_;
   std::array<Part, 2> parts_;
   std::array<Communicator*, 2> ends_{};  // of the step at hand
 
-  std::mutex turn_;  // whose owner computes; guards what follows
-  std::condition_variable has_attended_;
-  int64_t num_attended_ = 0;  // layers whose attention the first half has ended
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable has_changed_;
+  bool is_turn_taken_ = false;  // a half computes
+  int64_t num_attended_ = 0;    // layers whose attention the first half has ended
   bool has_failed_ = false;
   RankThreads threads_;  // the last: they use the others
 };

@@ -56,7 +56,7 @@ StepLimits limits_of(const EngineConfig& config, const Worker& worker) {
 }  // namespace
 
 NodeFollower::NodeFollower(ConfigRequest request, std::shared_ptr<const Checkpoint> checkpoint,
-                           const RankPatience& patience, WrapEnd wrap)
+                           const RankPatience& patience, WrapEnds wrap)
     : request_(std::move(request)),
       checkpoint_(std::move(checkpoint)),
       config_(plan_memory(request_, *checkpoint_).config),
@@ -311,7 +311,7 @@ void NodeFollower::join(std::vector<RankEnds> ends) {
     });
   const std::lock_guard lock(mutex_);
   for (size_t i = 0; i < ends.size(); ++i) {
-    if (wrap_) ends[i].tensor_ranks = wrap_(std::move(ends[i].tensor_ranks));
+    if (wrap_) wrap_(ends[i]);
     workers_[i]->join(std::move(ends[i]));
   }
   has_met_ = can_abort_ = true;

@@ -26,10 +26,10 @@ namespace llmserve {
 class NodeFollower {
  public:
   // checkpoint: request.model, opened. Throws what plan_memory throws but for what does not fit.
-  // wrap: makes of each end of its ranks that of the tensor ranks, for tests; none: it stays.
-  using WrapEnd = std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)>;
+  // wrap: changes the ends of each of its ranks, for tests; none: they stay.
+  using WrapEnds = std::function<void(RankEnds&)>;
   NodeFollower(ConfigRequest request, std::shared_ptr<const Checkpoint> checkpoint,
-               const RankPatience& patience = kHostPatience, WrapEnd wrap = {});
+               const RankPatience& patience = kHostPatience, WrapEnds wrap = {});
   ~NodeFollower();
   NodeFollower(const NodeFollower&) = delete;
   NodeFollower& operator=(const NodeFollower&) = delete;
@@ -76,7 +76,7 @@ class NodeFollower {
   const std::shared_ptr<const Checkpoint> checkpoint_;
   EngineConfig config_;
   const std::string settings_;
-  const WrapEnd wrap_;
+  const WrapEnds wrap_;
   int32_t num_blocks_ = 0;  // that rank 0's process has decided when this one came first
   RankThreads ranks_;
   std::vector<std::unique_ptr<Worker>> workers_;  // [local ranks]

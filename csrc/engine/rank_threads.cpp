@@ -115,6 +115,10 @@ void RankThreads::run_rank(Posted& posted, int rank) {
   own.is_working = true;
   try {
     posted.task.call(posted.task.work, rank);
+  } catch (const RankLeft& error) {  // a thread of the rank's own
+    posted.has_failed = true;
+    fail(rank, std::current_exception());
+    leave(error.what());
   } catch (...) {
     posted.has_failed = true;
     fail(rank, std::current_exception());
@@ -172,6 +176,10 @@ void RankThreads::look_at(int rank, int num_waiting) {
     if (options_.on_left) options_.on_left(reason);
     return;
   }
+  leave(reason);
+}
+
+void RankThreads::leave(const std::string& reason) {
   const std::lock_guard lock(mutex_);
   if (has_left_) return;
   reason_ = reason;

@@ -125,6 +125,7 @@ class RankThreads {
   void serve(int rank);
   void watch();
   void look_at(int rank, int num_waiting);
+  void leave(const std::string& reason);
   void stop();
 
   // What is known of a rank, and by the watching thread alone for how long it has stood still.

@@ -133,11 +133,10 @@ std::shared_ptr<Script> make_script(const RankFaultOptions& options) {
 
 }  // namespace
 
-std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)> faulty_end(
-    const RankFaultOptions& options) {
-  return [script = make_script(options)](
-             std::unique_ptr<Communicator> end) -> std::unique_ptr<Communicator> {
-    return std::make_unique<FaultyCommunicator>(std::move(end), script);
+NodeFollower::WrapEnds faulty_ends(const RankFaultOptions& options) {
+  return [script = make_script(options)](RankEnds& ends) {
+    auto& end = script->options.in_second_half ? ends.second_half : ends.tensor_ranks;
+    end = std::make_unique<FaultyCommunicator>(std::move(end), script);
   };
 }
 

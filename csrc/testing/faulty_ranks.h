@@ -2,10 +2,9 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <memory>
 #include <string>
 
+#include "engine/node_follower.h"
 #include "engine/step_runner.h"
 
 namespace llmserve {
@@ -13,6 +12,7 @@ namespace llmserve {
 struct RankFaultOptions {
   int32_t rank = -1;             // that fails; -1: none does
   int64_t fail_at_exchange = 1;  // at this gathering of what it has, from 1
+  bool in_second_half = false;   // of half batches on a node; else in the first, or the whole
   int64_t num_failures = 1;      // and, in later groups, at so many first ones in all
   // "throw": the rank throws. "leave": it goes without a word. "hang": it does nothing, until the
   // others give it up.
@@ -25,9 +25,8 @@ struct RankFaultOptions {
 };
 
 RankPatience patience_of(const RankFaultOptions& options);
-// An end that fails as they say, of any group. Throws InvalidArgument.
-std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)> faulty_end(
-    const RankFaultOptions& options);
+// Makes of a node's ends some that fail as they say. Throws InvalidArgument.
+NodeFollower::WrapEnds faulty_ends(const RankFaultOptions& options);
 // What ranks meet through. Throws InvalidArgument.
 StepRunner::MakeGroup faulty_ranks(const RankFaultOptions& options);
 

@@ -15,6 +15,7 @@ PYBIND11_MODULE(_core_testing, testing) {
   llmserve::register_testing_comm(testing);
   llmserve::register_testing_hand_over(testing);
   llmserve::register_testing_nodes(testing);
+  llmserve::register_testing_halves(testing);
   llmserve::register_testing_io(testing);
   llmserve::register_testing_models(testing);
   llmserve::register_testing_weights(testing);

@@ -10,6 +10,7 @@ void register_testing_ops(pybind11::module_& testing);
 void register_testing_comm(pybind11::module_& testing);
 void register_testing_hand_over(pybind11::module_& testing);
 void register_testing_nodes(pybind11::module_& testing);
+void register_testing_halves(pybind11::module_& testing);
 void register_testing_io(pybind11::module_& testing);
 void register_testing_models(pybind11::module_& testing);
 void register_testing_weights(pybind11::module_& testing);

@@ -294,6 +294,7 @@ void register_testing_engine(py::module_& testing) {
       .def_readwrite("rank", &RankFaultOptions::rank)
       .def_readwrite("fail_at_exchange", &RankFaultOptions::fail_at_exchange)
       .def_readwrite("num_failures", &RankFaultOptions::num_failures)
+      .def_readwrite("in_second_half", &RankFaultOptions::in_second_half)
       .def_readwrite("fault", &RankFaultOptions::fault)
       .def_readwrite("timeout_s", &RankFaultOptions::timeout_s)
       .def_readwrite("still_s", &RankFaultOptions::still_s)

@@ -55,7 +55,7 @@ struct FaultyNode {
   FaultyNode(const ConfigRequest& request, std::shared_ptr<Checkpoint> checkpoint,
              const RankFaultOptions& faults)
       : follower(std::make_unique<NodeFollower>(request, std::move(checkpoint), patience_of(faults),
-                                                faulty_end(faults))) {}
+                                                faulty_ends(faults))) {}
   ~FaultyNode() {
     if (!follower->left().empty()) static_cast<void>(follower.release());
   }

@@ -437,6 +437,52 @@ def test_a_thread_of_a_living_node_that_never_comes_back_ends_the_node(
         assert isinstance(broken.failure, DeviceError)
 
 
+HALVES = {"enable_dbo": True, "dbo_prefill_token_threshold": 2}
+
+
+@pytest.mark.usefixtures("beside_faulty")
+def test_a_second_half_that_hangs_is_noticed_and_costs_no_token(expected: list[object]) -> None:
+    given = {**OPTIONS, **HALVES, "nnodes": 2, "tensor_parallel_size": 2}
+    given["master_port"] = free_port()
+    faults = {"rank": 1, "fault": "hang", "fail_at_exchange": 5, "in_second_half": True}
+    other = FaultyNode({**given, "node_rank": 1}, **faults)
+    with LLM(checkpoint("llama"), **given) as llm:
+        begin = time.monotonic()
+        assert words(run(llm)) == expected
+        assert 4 <= time.monotonic() - begin < 5 * NOTICED_WITHIN_S
+        assert llm.get_metrics().num_rank_failures == 1
+    other.thread.join(PATIENCE_S)
+    assert (other.failure, other.node.left) == (None, "")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("second", [False, True])
+@pytest.mark.usefixtures("beside_faulty")
+def test_a_half_that_never_comes_back_ends_the_node(expected: list[object], second: bool) -> None:
+    given = {**OPTIONS, **HALVES, "nnodes": 2, "tensor_parallel_size": 3}
+    given["master_port"] = free_port()
+    faults = {"rank": 2, "fault": "stuck", "fail_at_exchange": 5, "in_second_half": second}
+    broken = FaultyNode({**given, "node_rank": 1}, **faults)
+    found: list[list[object]] = []
+    with LLM(checkpoint("llama"), **given) as llm:
+        call = threading.Thread(target=lambda: found.append(words(run(llm))))
+        call.start()
+        wait_until(lambda: broken.node.left, "the node says that it has left a thread")
+        assert re.search(r"rank \d of 2 has stood still.*restart the process", broken.node.left)
+        other = FaultyNode({**given, "node_rank": 1})
+        call.join()
+        assert found == [expected]
+    other.thread.join(PATIENCE_S)
+    assert (other.failure, other.node.left) == (None, "")
+
+
+@pytest.mark.parametrize("second", [False, True])
+def test_a_half_that_hangs_while_it_computes_leaves_its_rank(second: bool) -> None:
+    """Though the other one waits for its turn."""
+    reason = testing.hang_in_half(second)
+    assert re.search(r"rank \d of 2 has stood still .* while others wait.*restart", reason)
+
+
 def test_a_node_that_does_not_come_back_fails_the_requests_and_says_which() -> None:
     path = checkpoint("llama")
     shared = {**OPTIONS, "nnodes": 2, "tensor_parallel_size": 2, "master_port": free_port()}
