@@ -93,8 +93,12 @@ NcclCommunicator::NcclCommunicator(NcclLibrary library, NcclOptions options)
 }
 
 NcclCommunicator::~NcclCommunicator() {
+  {
+    const std::scoped_lock aborted(abort_mutex_);
+  }
   if (comm_ == nullptr) return;
   try {
+    forget_recorded();
     library_.call.CommFinalize(comm_);
     settle("ncclCommFinalize", std::min(deadline(), steady_clock::now() + kFarewell));
     library_.call.CommDestroy(comm_);
@@ -422,12 +426,22 @@ void NcclCommunicator::check() {
   if (options_.has_lost_rank) fail_with_others();
 }
 
+// NCCL ends a communicator when no graph has it any more. A rank that captures one at this moment
+// finds in its next call that the communicator has ended, and leaves the graph.
 void NcclCommunicator::abort() noexcept {
-  const std::scoped_lock lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (comm_ == nullptr) return;
   if (ended_by_.empty()) ended_by_ = "it was aborted";
   if (options_.leave) options_.leave();
-  library_.call.CommAbort(std::exchange(comm_, nullptr));
+  const nccl::Comm comm = std::exchange(comm_, nullptr);
+  const std::scoped_lock aborting(abort_mutex_);
+  lock.unlock();
+  forget_recorded();
+  library_.call.CommAbort(comm);
+}
+
+void NcclCommunicator::forget_recorded() const {
+  if (options_.queue.forget) options_.queue.forget();
 }
 
 }  // namespace llmserve

@@ -87,6 +87,7 @@ class NcclCommunicator final : public Communicator {
   void copy_rows(const RowCopy& copy);
   void throw_if_ended() const;
   void fail_with_others();
+  void forget_recorded() const;
   std::string who() const;  // "rank 0 of 1"
 
   const NcclLibrary library_;
@@ -95,6 +96,7 @@ class NcclCommunicator final : public Communicator {
   // The last is in use. Those before are kept, since to free one waits for the device, where
   // exchanges may wait for calls that this rank has still to make.
   std::vector<Buffer> staging_;
+  std::mutex abort_mutex_;  // held until NCCL has ended it
   // Held around each of NCCL's calls, none of which waits: abort() may come from elsewhere.
   mutable std::mutex mutex_;
   nccl::Comm comm_ = nullptr;  // null: ended

@@ -32,6 +32,9 @@ struct DeviceQueue {
   // may look; of none who has failed is anything said.
   std::function<void()> mark;
   std::function<QueueProgress()> progress;
+  // Before a library ends what it was recorded with: nothing that was recorded is launched any
+  // more. Never waits for the device. Any thread.
+  std::function<void()> forget;
 };
 
 }  // namespace llmserve

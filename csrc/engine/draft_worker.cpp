@@ -4,6 +4,7 @@
 #include <ranges>
 
 #include "engine/recorded_draw.h"
+#include "engine/recorded_run.h"
 #include "io/checkpoint.h"
 #include "kernels/device_steps.h"
 
@@ -85,11 +86,15 @@ const SampledTokens& DraftWorker::run_recorded(const StepPlan& plan, const Recor
   steps.bring_over();
   worker_.prepare(batch);
   RecordedDraw draw(steps, batch);
-  steps.run_recorded({.num_rows = shape.batch.num_rows,
-                      .max_blocks = shape.batch.max_blocks,
-                      .lengths = shape.lengths,
-                      .model = 1},
-                     [&] { worker_.run(batch, draw); });
+  DeviceSteps* const ranks[] = {&steps};
+  llmserve::run_recorded({.key = {.num_rows = shape.batch.num_rows,
+                                  .max_blocks = shape.batch.max_blocks,
+                                  .lengths = shape.lengths,
+                                  .model = 1},
+                          .ranks = ranks,
+                          .on_ranks = [](const auto& call) { call(0); },
+                          .work = [&](int) { worker_.run(batch, draw); },
+                          .end = [](int) {}});
   sampled_.clear();
   for (const DrawnRow& drawn : steps.wait(steps.end()))
     sampled_.rows.push_back({.token_id = drawn.token_id, .is_valid = drawn.is_valid != 0});

@@ -14,7 +14,6 @@
 #include "engine/node_leader.h"
 #include "engine/node_settings.h"
 #include "engine/rank_devices.h"
-#include "engine/recorded_draw.h"
 #include "engine/step_wire.h"
 #include "engine/worker_plan.h"
 #include "kernels/device_copies.h"
@@ -103,6 +102,8 @@ StepRunner::StepRunner(const EngineConfig& config, const Checkpoint& checkpoint,
   const BatchBuilder builder(config.cache.block_size, row_groups(config.cache.groups).size());
   const auto num_places = static_cast<size_t>(has_stages() ? max_in_flight() : 1);
   places_ = std::vector<BatchPlace>(num_places, {.builder = builder, .block = {}});
+  for (const auto& worker : workers_)
+    if (worker->steps() != nullptr) recorders_.push_back(worker->steps());
   if (steps_ != nullptr && !config_.speculation.is_exact())
     throw NotSupported(
         "speculative_config: rejection_sample_method 'rejection' draws on the host; use "
@@ -151,6 +152,7 @@ StepBatch& StepRunner::build(const StepPlan& plan, const BatchShape& shape) {
 StepRunner::Flight& StepRunner::begin_flight() {
   Flight& flight = flights_.next();
   flight.is_empty = true;
+  flight.is_replayed = false;
   flight.sampled.clear();
   flight.num_rows = 0;
   flight.number = num_launched_ + 1;
@@ -178,9 +180,7 @@ void StepRunner::launch(const StepPlan& plan) {
     flight.name = plan.num_prefill_tokens > 0 ? "Prefill" : "Decode";
     const TraceRange range(flight.name);
     std::optional<RecordedShape> recorded;
-    // What is recorded with exchanges in it must be so on all ranks or none.
-    if (steps_ != nullptr && !config_.enforce_eager && config_.parallel.num_ranks() == 1)
-      recorded = recorded_shape(plan, limits_);
+    if (may_record()) recorded = recorded_shape(plan, limits_);
     const ExpertLoads* const loads = first().expert_loads().get();
     const bool counts_ids = loads != nullptr && loads->is_counting();
     // Then a layer sees the routes of a step in parts, and those that fill it up are in the last.
@@ -196,17 +196,13 @@ void StepRunner::launch(const StepPlan& plan) {
       flight.pending.resize(flight.num_rows);
     }
     if (recorded) {
-      steps_->bring_over();
-      first().prepare(batch);
-      batch.has_awaited = true;  // always asked for, so that all batches of the shape are alike
-      RecordedDraw draw(*steps_, batch);
-      steps_->run_recorded({.num_rows = recorded->batch.num_rows,
-                            .max_blocks = recorded->batch.max_blocks,
-                            .lengths = recorded->lengths,
-                            .num_layers = static_cast<int32_t>(plan.wanted_layers.size()),
-                            .counts_ids = counts_ids},
-                           [&] { first().run(batch, draw); });
-      first().end_step(flight.number);
+      run_recorded({.num_rows = recorded->batch.num_rows,
+                    .max_blocks = recorded->batch.max_blocks,
+                    .lengths = recorded->lengths,
+                    .num_layers = static_cast<int32_t>(plan.wanted_layers.size()),
+                    .counts_ids = counts_ids,
+                    .is_shared = workers_.size() > 1},
+                   batch, flight);
     } else if (has_stages()) {
       begin(plan, batch, flight);
     } else {
@@ -251,16 +247,23 @@ void StepRunner::run(const StepPlan& plan, StepBatch& batch, Flight& flight) {
 void StepRunner::run_rank(int rank, const Flight& flight, StepSink& sink) {
   std::optional<TraceRange> range;  // rank 0's is around launch()
   if (rank > 0) range.emplace(flight.name);
-  const StepBatch& batch = *flight.batch;
+  begin_rank(rank, *flight.batch);
+  workers_[static_cast<size_t>(rank)]->run(*flight.batch, sink);
+  end_rank(rank, flight);
+}
+
+void StepRunner::begin_rank(int rank, const StepBatch& batch) {
   Worker& worker = *workers_[static_cast<size_t>(rank)];
-  DeviceSteps* const follows = rank > 0 ? worker.steps() : nullptr;
-  if (follows != nullptr) {
+  if (DeviceSteps* const follows = rank > 0 ? worker.steps() : nullptr) {
     follows->follow(followed_.block, followed_.num_rows, followed_.max_rows);
     follows->bring_over();
   }
   worker.prepare(batch);
-  worker.run(batch, sink);
-  if (follows != nullptr) follows->end();
+}
+
+void StepRunner::end_rank(int rank, const Flight& flight) {
+  Worker& worker = *workers_[static_cast<size_t>(rank)];
+  if (rank > 0 && worker.steps() != nullptr) worker.steps()->end();
   worker.end_step(flight.number);
 }
 

@@ -24,6 +24,7 @@
 #include "engine/rank_threads.h"
 #include "engine/recorded_shape.h"
 #include "engine/worker.h"
+#include "kernels/device_steps.h"
 #include "sampling/sampler.h"
 #include "scheduler/scheduler.h"
 
@@ -114,9 +115,10 @@ class StepRunner final : public Executor {
   // results; otherwise they are there.
   struct Flight {
     bool is_empty = false;
-    int64_t step = 0;       // of DeviceSteps
-    int64_t number = 0;     // of this runner's steps
-    const char* name = "";  // for profilers
+    bool is_replayed = false;  // it was launched as it was recorded
+    int64_t step = 0;          // of DeviceSteps
+    int64_t number = 0;        // of this runner's steps
+    const char* name = "";     // for profilers
     SampledTokens sampled;
     size_t num_rows = 0;                 // S
     std::vector<bool> only_draws;        // [S] of those that do, nothing follows is set
@@ -155,6 +157,15 @@ class StepRunner final : public Executor {
   // Of a host. Ranks with devices are asked for all of a step at once, and compute it later.
   bool has_stages() const { return config_.parallel.pipeline > 1 && steps_ == nullptr; }
   void run_rank(int rank, const Flight& flight, StepSink& sink);
+  // Before the rank is asked for a step, and after it.
+  void begin_rank(int rank, const StepBatch& batch);
+  void end_rank(int rank, const Flight& flight);
+  // Other processes' ranks do not hear what these have recorded.
+  bool may_record() const {
+    return steps_ != nullptr && !config_.enforce_eager && config_.parallel.nodes == 1 &&
+           (workers_.size() == 1 || rank_graphs_ != RankGraphs::kGivenUp);
+  }
+  void run_recorded(const RecordKey& key, StepBatch& batch, Flight& flight);
   // Hands transfers of blocks of steps that have been waited for to the mover.
   void begin_transfers(const StepPlan& plan);
   void begin(const StepPlan& plan, StepBatch& batch, Flight& flight);
@@ -170,8 +181,10 @@ class StepRunner final : public Executor {
   void meet();
   Flight& begin_flight();
   StepBatch& build(const StepPlan& plan, const BatchShape& shape);
-  // work(rank) on each rank's thread.
+  // work(rank) on each rank's thread, in a group that has not failed.
   void run_on_ranks(const std::function<void(int rank)>& work);
+  // Likewise, later in the same step: in the group that it has begun in, whatever became of that.
+  void run_in_group(const std::function<void(int rank)>& work);
   std::unique_ptr<HeadWorker> make_head();
   // Tells the balancer where the ranks' weights are.
   void link_experts();
@@ -221,6 +234,11 @@ class StepRunner final : public Executor {
   std::shared_ptr<KvMover> mover_;            // null: nobody is handed over
   std::shared_ptr<ExpertBalancer> balancer_;  // null: experts stay where they are
   std::unique_ptr<DeviceWatch> watch_;        // of ranks with a device each, or null
+  std::vector<DeviceSteps*> recorders_;       // of the workers, where there are devices
+  // Graphs with exchanges in them. Where exchanges fail before a step of one has given results, the
+  // ranks do without from then on: it may be the graphs.
+  enum class RankGraphs : uint8_t { kUntried, kTried, kProven, kGivenUp };
+  RankGraphs rank_graphs_ = RankGraphs::kUntried;
 };
 
 }  // namespace llmserve

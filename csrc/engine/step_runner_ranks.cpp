@@ -4,9 +4,12 @@
 
 #include "core/error.h"
 #include "core/thread_beat.h"
+#include "core/trace_range.h"
 #include "engine/local_ranks.h"
 #include "engine/node_leader.h"
 #include "engine/rank_devices.h"
+#include "engine/recorded_draw.h"
+#include "engine/recorded_run.h"
 #include "engine/step_runner.h"
 #include "engine/worker_plan.h"
 #include "kernels/device_steps.h"
@@ -58,10 +61,38 @@ void StepRunner::run_on_ranks(const std::function<void(int rank)>& work) {
       throw failure_of_ranks(0, kGivenUp);
     leader_ ? meet_other_nodes() : meet();
   }
+  run_in_group(work);
+}
+
+void StepRunner::run_in_group(const std::function<void(int rank)>& work) {
   if (watch_) watch_->wake();
-  if (!are_several) return ranks_.run(work);
+  if (workers_.size() == 1 && !leader_) return ranks_.run(work);
   const RankThreads::Awaited awaited(ranks_);
   run_guarded([&] { ranks_.run(work); });
+}
+
+void StepRunner::run_recorded(const RecordKey& key, StepBatch& batch, Flight& flight) {
+  steps_->bring_over();
+  batch.has_awaited = runs_ahead();  // asked for always, so that batches of the shape are alike
+  // All that a graph uses is in its place before anybody decides whether there are graphs.
+  run_on_ranks([&](int rank) { begin_rank(rank, batch); });
+  if (rank_graphs_ == RankGraphs::kUntried &&
+      steps_->recording(key) != DeviceSteps::Recording::kNone)
+    rank_graphs_ = RankGraphs::kTried;
+  RecordedDraw draw(*steps_, batch);
+  flight.is_replayed = llmserve::run_recorded(
+      {.key = key,
+       .ranks = recorders_,
+       .on_ranks =
+           [&](const auto& call) {
+             run_in_group([&](int rank) {
+               std::optional<TraceRange> range;  // rank 0's is around launch()
+               if (rank > 0) range.emplace(flight.name);
+               call(rank);
+             });
+           },
+       .work = [&](int rank) { workers_[static_cast<size_t>(rank)]->run(batch, draw); },
+       .end = [&](int rank) { end_rank(rank, flight); }});
 }
 
 void StepRunner::run_guarded(const std::function<void()>& work) {
@@ -80,6 +111,7 @@ void StepRunner::run_guarded(const std::function<void()>& work) {
 }
 
 void StepRunner::meet() {
+  if (rank_graphs_ == RankGraphs::kTried) rank_graphs_ = RankGraphs::kGivenUp;
   const int tensor = config_.parallel.tensor;
   const int pipeline = config_.parallel.pipeline;
   const auto make = [this](int num_ranks) {
@@ -142,6 +174,7 @@ std::span<const DrawnRow> StepRunner::results_of(const Flight& flight) {
     for (const auto& worker : workers_) worker->check_exchanges();
     if (has_met_) {
       watch_->trust();
+      if (flight.is_replayed) rank_graphs_ = RankGraphs::kProven;
       return drawn;
     }
     reason = kGivenUp;

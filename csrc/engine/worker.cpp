@@ -269,8 +269,9 @@ void Worker::run(const StepBatch& batch, StepSink& sink) {
                                .layer_states = layer_states_,
                                .routes = routes};
   if (batch.has_awaited) {
-    if (ends_.tensor_ranks->world_size() > 1) groups.tp.broadcast(steps_->drawn(), 0);
-    steps_->take_awaited(batch.input.token_ids, batch.awaited_rows);
+    if (rank_ == 0) steps_->take_awaited(batch.input.token_ids, batch.awaited_rows);
+    if (ends_.tensor_ranks->world_size() > 1)
+      groups.tp.broadcast(steps_->brought(batch.input.token_ids), 0);
   }
   const Tensor hidden = forward(context, batch.second_half);
   check_files();

@@ -42,6 +42,7 @@ struct RecordKey {
   int32_t num_layers = 0;   // whose hidden states are wanted
   int32_t model = 0;        // of several on the device
   bool counts_ids = false;  // IdCounts::add is asked for
+  bool is_shared = false;   // with other ranks, which it exchanges with
   auto operator<=>(const RecordKey&) const = default;
 };
 
@@ -90,9 +91,9 @@ class DeviceSteps {
   // What was written there goes over in one copy. Ops that are given spans within the block find
   // them on the device, until end(): the host must not change them any more.
   virtual void bring_over() = 0;
-  // [n] i32 in the device's memory: what the step before drew, whole. Among ranks one draws, and
-  // tells the others.
-  virtual Tensor drawn() = 0;
+  // [n] i32 in the device's memory: where `ids`, a span within the block, were brought over to.
+  // Among ranks one takes what was drawn, and tells the others.
+  virtual Tensor brought(std::span<const int32_t> ids) = 0;
   // token_ids[t] = what the step before drew as row awaited_rows[t], where that is not -1. Spans
   // within the block.
   virtual void take_awaited(std::span<const int32_t> token_ids,
@@ -108,9 +109,22 @@ class DeviceSteps {
   virtual void sample(const SampleArgs& args, int64_t first_row, const LateTokens& late) = 0;
   // `work` asks for all of a step between bring_over() and end(): take_awaited(), ops and draw().
   // For one key it is the same but for what lies in the step's block and in memory that stays where
-  // it is. The second time that a key comes it is recorded as it is asked for, and from then on
-  // launched without asking; what cannot be recorded is asked for each time.
-  virtual void run_recorded(const RecordKey& key, const std::function<void()>& work) = 0;
+  // it is. It is asked for as it is the first time, then recorded, and from then on launched
+  // without asking (engine/recorded_run.h).
+  enum class Recording : uint8_t {
+    kNone,      // it has not run yet, or cannot be recorded
+    kPossible,  // it has run, so that nothing is loaded, measured or taken any more
+    kThere,
+  };
+  virtual Recording recording(const RecordKey& key) = 0;
+  virtual void run_asked(const RecordKey& key, const std::function<void()>& work) = 0;
+  // Anew, where it was: nothing is asked of the device. False: it cannot be recorded, or was
+  // forgotten meanwhile.
+  virtual bool record(const RecordKey& key, const std::function<void()>& work) = 0;
+  // It is not to be recorded, and what was recorded goes.
+  virtual void refuse_recording(const RecordKey& key) = 0;
+  // Throws DeviceError where it is not there any more.
+  virtual void replay(const RecordKey& key) = 0;
   // Before memory that recorded work uses goes: it is recorded anew.
   virtual void forget_recorded() = 0;
   virtual RecordCounts record_counts() const = 0;

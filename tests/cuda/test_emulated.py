@@ -123,6 +123,7 @@ def package(tmp_path_factory):
         ("../cuda/test_cuda_speculation.py", ""),
         ("../cuda/test_nccl_on_device.py", ""),
         ("../cuda/test_ranks_on_gpus.py", ""),
+        ("../cuda/test_graphs_among_ranks.py", ""),
         ("../cuda/test_hand_over_on_gpu.py", ""),
         ("../cuda/test_replicas_on_gpus.py", ""),
         ("../cuda/test_stages_on_gpus.py", ""),

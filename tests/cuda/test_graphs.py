@@ -155,7 +155,7 @@ def test_two_rotary_embeddings_are_both_in_the_graph():
 
 
 def test_a_capture_that_fails_leaves_the_steps_as_they_were(monkeypatch):
-    monkeypatch.setenv("LLMSERVE_EMULATOR_NO_GRAPHS", "1")
+    monkeypatch.setenv("LLMSERVE_EMULATOR_NO_GRAPHS", "all")
     params = [SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.0)]
     with LLM(checkpoint("qwen3"), device="cuda", max_model_len=96, block_size=8) as llm:
         if "(emulated" not in llm._engine.description:

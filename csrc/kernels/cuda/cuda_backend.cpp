@@ -48,7 +48,7 @@ CudaBackend::CudaBackend(const BackendOptions& options, int device)
     : host_(make_cpu_backend(options)),
       memory_(device),
       transfers_(memory_, copy_by(*host_)),
-      steps_(memory_, transfers_.pinned(), block_),
+      steps_(memory_, transfers_.pinned(), block_, marks_),
       token_ids_(memory_, block_),
       positions_(memory_, block_),
       slots_(memory_, block_),
@@ -142,6 +142,7 @@ DeviceQueue CudaBackend::queue() {
                             cudaMemcpyDeviceToDevice, stream()));
   };
   const auto mark = [this] {
+    if (block_.is_captured) return;  // each launch has one behind it
     memory_.make_current();
     marks_.put(stream());
   };
@@ -153,7 +154,8 @@ DeviceQueue CudaBackend::queue() {
           .is_done = is_done,
           .copy_rows = copy_rows,
           .mark = mark,
-          .progress = progress};
+          .progress = progress,
+          .forget = [this] { steps_.drop_recorded(); }};
 }
 
 std::unique_ptr<DeviceCopies> CudaBackend::make_copies(int64_t max_bytes) const {

@@ -136,8 +136,8 @@ class CudaBackend final : public Backend {
   const std::unique_ptr<Backend> host_;  // the cpu backend, for what lies on the host
   DeviceMemory memory_;
   Transfers transfers_;
-  QueueMarks marks_;  // in the stream of the ops
   StepBlock block_;
+  QueueMarks marks_;  // in the stream of the ops
   CudaSteps steps_;
   Buffer piece_;  // of weights that are converted, in the transfer stream's order
   std::string device_name_;

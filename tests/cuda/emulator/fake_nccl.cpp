@@ -1,15 +1,19 @@
 // An NCCL for ranks that are threads of one process with emulated devices: the calls that
 // csrc/comm/nccl_api.h declares, by the words of NVIDIA's documentation. A call is work of its
-// stream, which comes when all ranks have made it. Tests set the faults by ctypes.
+// stream, which comes when all ranks have made it. A captured one is made by each launch of the
+// graph, and a communicator does not end while a graph has it. Tests set the faults by ctypes.
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -31,6 +35,8 @@ struct Streams {
   uint64_t (*enqueue)(void* stream, bool (*is_ready)(void*), void (*run)(void*), void* context);
   void (*run_before)(void* stream, uint64_t place);
   void (*change)(void (*act)(void*), void* context);
+  void (*record)(void* stream, const std::function<void()>& launch);
+  int (*is_captured)(void* stream);
   int (*device)();
 };
 
@@ -46,6 +52,8 @@ const Streams& streams() {
     find("llmserve_emulator_enqueue", streams.enqueue);
     find("llmserve_emulator_run_before", streams.run_before);
     find("llmserve_emulator_change", streams.change);
+    find("llmserve_emulator_record", streams.record);
+    find("llmserve_emulator_is_captured", streams.is_captured);
     find("llmserve_emulator_device", streams.device);
     return streams;
   }();
@@ -75,12 +83,13 @@ struct Exchange {
   int type = 0;
   int op = 0;
   int root = 0;
+  bool is_of_graph = false;
   std::vector<Part> parts;  // a message has two: who sends, who receives
   bool is_done = false;
 
   bool is_alike(const Exchange& other) const {
     return kind == other.kind && count == other.count && type == other.type && op == other.op &&
-           root == other.root;
+           root == other.root && is_of_graph == other.is_of_graph;
   }
 };
 using Shared = std::shared_ptr<Exchange>;
@@ -100,6 +109,7 @@ struct Comm {
   size_t num_exchanges = 0;
   std::map<std::pair<int, int>, size_t> num_sent;  // by the ends
   std::map<std::pair<int, int>, size_t> num_received;
+  std::shared_ptr<int> in_graphs = std::make_shared<int>(0);  // each graph has it, too
 };
 
 // What one piece of a stream's work exchanges.
@@ -246,6 +256,9 @@ FAKE_INT fake_num_faults = 0;  // so often
 FAKE_INT fake_num_calls = 0;   // of fake_fail_rank
 FAKE_INT fake_num_aborts = 0;
 FAKE_INT fake_num_worlds = 0;
+FAKE_INT fake_num_failing_captures =
+    0;                        // calls of fake_fail_rank that fail where they are captured
+FAKE_INT fake_num_stuck = 0;  // communicators that graphs had when they were ended
 }
 
 namespace {
@@ -291,7 +304,7 @@ Result submit(const std::shared_ptr<Comm>& self, void* stream, const std::vector
       if (fails_now(comm)) comes = false;
       bool is_alike = false;
       Shared exchange = find(comm, call, is_alike);
-      if (!is_alike) result = kInvalidUsage;
+      if (!is_alike) result = comm.error = kInvalidUsage;
       const bool is_message = call.exchange.kind == Kind::kMessage;
       const size_t mine = is_message ? (call.sends ? 0 : 1) : static_cast<size_t>(comm.rank);
       exchange->parts[mine] = call.part;
@@ -306,6 +319,31 @@ Result submit(const std::shared_ptr<Comm>& self, void* stream, const std::vector
   return result;
 }
 
+// While the stream is captured, for each launch.
+Result ask(const std::shared_ptr<Comm>& comm, void* stream, std::vector<Call> calls) {
+  if (streams().is_captured(stream) == 0) return submit(comm, stream, calls);
+  if (comm->rank == fake_fail_rank && fake_num_failing_captures > 0) {
+    --fake_num_failing_captures;
+    change([&] { comm->error = kUnhandled; });
+    return nccl::kInProgress;
+  }
+  for (Call& call : calls) call.exchange.is_of_graph = true;
+  streams().record(stream,
+                   [comm, stream, calls, held = comm->in_graphs] { submit(comm, stream, calls); });
+  return nccl::kSuccess;
+}
+
+// As NCCL does, which asks its graphs' ends. After a while it gives up, and a test fails.
+void wait_for_graphs(Comm& comm) {
+  for (int looks = 0; comm.in_graphs.use_count() > 1; ++looks) {
+    if (looks == 5000) {
+      ++fake_num_stuck;
+      return;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
 Result call(nccl::Comm handle, void* stream, Call call) {
   const std::shared_ptr<Comm> comm = at(handle);
   if (group.depth > 0) {
@@ -314,7 +352,7 @@ Result call(nccl::Comm handle, void* stream, Call call) {
     group.calls.push_back(std::move(call));
     return nccl::kSuccess;
   }
-  return submit(comm, stream, {call});
+  return ask(comm, stream, {call});
 }
 
 }  // namespace
@@ -364,13 +402,17 @@ FAKE Result ncclCommGetAsyncError(nccl::Comm handle, Result* state) {
   return nccl::kSuccess;
 }
 FAKE Result ncclCommFinalize(nccl::Comm) { return nccl::kSuccess; }
-FAKE Result ncclCommDestroy(nccl::Comm) { return nccl::kSuccess; }
+FAKE Result ncclCommDestroy(nccl::Comm handle) {
+  wait_for_graphs(*at(handle));
+  return nccl::kSuccess;
+}
 FAKE Result ncclCommAbort(nccl::Comm handle) {
   const std::shared_ptr<Comm> comm = at(handle);
   change([&] {
     comm->is_aborted = true;
     ++fake_num_aborts;
   });
+  wait_for_graphs(*comm);
   return nccl::kSuccess;
 }
 FAKE const char* ncclGetErrorString(Result result) {
@@ -433,5 +475,5 @@ FAKE Result ncclGroupStart() {
 FAKE Result ncclGroupEnd() {
   if (--group.depth > 0 || group.calls.empty()) return nccl::kSuccess;
   const std::vector<Call> calls = std::exchange(group.calls, {});
-  return submit(group.comm, group.stream, calls);
+  return ask(group.comm, group.stream, calls);
 }

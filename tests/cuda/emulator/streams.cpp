@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -16,6 +17,7 @@
 struct Work {
   std::function<void()> run;
   std::function<bool()> is_ready;
+  std::function<void()> launch;  // of a graph: asks for what comes then, in its place
 };
 
 struct CUgraph_st {
@@ -123,7 +125,7 @@ int& current_device() {
 }
 
 void enqueue(cudaStream_t handle, std::function<void()> work) {
-  add(handle, {std::move(work), {}});
+  add(handle, {.run = std::move(work), .is_ready = {}, .launch = {}});
 }
 
 size_t graph_bytes() {
@@ -250,21 +252,28 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus* 
   *status = streams[handle].capture ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
-// A test asks for a device that has no memory left for it.
+// A test asks for devices that have no memory left for it: all, or one by its number.
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
-  if (std::getenv("LLMSERVE_EMULATOR_NO_GRAPHS") != nullptr) return cudaErrorMemoryAllocation;
+  if (const char* full = std::getenv("LLMSERVE_EMULATOR_NO_GRAPHS");
+      full != nullptr && (std::string_view(full) == "all" || std::atoi(full) == current_device()))
+    return cudaErrorMemoryAllocation;
   *exec = new CUgraphExec_st{graph->work};
   ++num_graphs;
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t handle) {
   const Lock lock;
-  for (const Work& work : exec->work) add(handle, work);
+  for (const Work& work : exec->work) {
+    if (work.launch)
+      work.launch();
+    else
+      add(handle, work);
+  }
   return cudaSuccess;
 }
 cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) { return cudaSuccess; }
+// What was launched is in the stream, and is not waited for.
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
-  cudaDeviceSynchronize();
   --num_graphs;
   delete exec;
   return cudaSuccess;
@@ -284,8 +293,19 @@ LLMSERVE_EXPORT void llmserve_emulator_wait(cudaStream_t stream) { cudaStreamSyn
 LLMSERVE_EXPORT uint64_t llmserve_emulator_enqueue(cudaStream_t handle, bool (*is_ready)(void*),
                                                    void (*run)(void*), void* context) {
   const Lock lock;
-  add(handle, {[=] { run(context); }, [=] { return is_ready(context); }});
+  add(handle,
+      {.run = [=] { run(context); }, .is_ready = [=] { return is_ready(context); }, .launch = {}});
   return streams[handle].num_asked;
+}
+// Of a stream that is captured: what each launch of the graph asks for at this place.
+LLMSERVE_EXPORT void llmserve_emulator_record(cudaStream_t handle,
+                                              const std::function<void()>& launch) {
+  const Lock lock;
+  streams[handle].capture->work.push_back({.run = {}, .is_ready = {}, .launch = launch});
+}
+LLMSERVE_EXPORT int llmserve_emulator_is_captured(cudaStream_t handle) {
+  const Lock lock;
+  return streams[handle].capture != nullptr ? 1 : 0;
 }
 // All of the stream that lies before a place.
 LLMSERVE_EXPORT void llmserve_emulator_run_before(cudaStream_t handle, uint64_t place) {

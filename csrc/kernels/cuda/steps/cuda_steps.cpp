@@ -112,10 +112,8 @@ void CudaSteps::bring_over() {
   block_.num_bytes = num_bytes_;
 }
 
-Tensor CudaSteps::drawn() {
-  const int64_t num_rows = num_rows_[static_cast<size_t>((step_ - 1) % kNumSlots)];
-  constexpr auto kNumbers = static_cast<int64_t>(sizeof(DrawnRow) / sizeof(int32_t));
-  return Tensor(drawn_.data(), DType::kI32, {num_rows * kNumbers});
+Tensor CudaSteps::brought(std::span<const int32_t> ids) {
+  return Tensor(const_cast<int32_t*>(block_.on_device(ids.data())), DType::kI32, {std::ssize(ids)});
 }
 
 void CudaSteps::take_awaited(std::span<const int32_t> token_ids,
@@ -218,37 +216,74 @@ void CudaSteps::Graph::launch(cudaStream_t stream) const {
 
 // The first time it runs as it is, so that kernels are loaded, algorithms measured and buffers as
 // large as they have to be: a capture allows none of that.
-void CudaSteps::run_recorded(const RecordKey& key, const std::function<void()>& work) {
+DeviceSteps::Recording CudaSteps::recording(const RecordKey& key) {
+  const std::lock_guard lock(recorded_mutex_);
   if (std::exchange(num_moves_seen_, block_.num_moves) != block_.num_moves) recorded_.clear();
-  auto& entry = recorded_.find(key);
-  const auto run = [&] {
-    work();
-    publish_results();
-  };
-  block_.is_recorded = true;
-  starts_early = allows_early_starts_ && key.num_rows <= kMmaGemvMaxRows;
-  if (entry.has_run && !entry.graph.is_captured() && !entry.is_refused) capture(entry, run);
-  if (entry.graph.is_captured()) {
-    entry.graph.launch(memory_.stream());
-    ++record_counts_.num_replays;
-  } else {
-    run();
-    entry.has_run = true;
-  }
-  block_.is_recorded = false;
-  starts_early = false;
-  is_published_ = true;
+  const auto& entry = recorded_.find(key);
+  if (entry.graph.is_captured()) return Recording::kThere;
+  return entry.has_run && !entry.is_refused ? Recording::kPossible : Recording::kNone;
 }
 
-void CudaSteps::capture(RecordedWork<RecordKey, Graph>::Entry& entry,
-                        const std::function<void()>& work) {
+// Among ranks no kernel starts early: exchanges are kernels of a library, which nobody has measured
+// so.
+void CudaSteps::ask(const RecordKey& key, const std::function<void()>& work) {
+  block_.is_recorded = true;
+  starts_early = allows_early_starts_ && key.num_rows <= kMmaGemvMaxRows && !key.is_shared;
+  work();
+  publish_results();
+  block_.is_recorded = starts_early = false;
+}
+
+void CudaSteps::run_asked(const RecordKey& key, const std::function<void()>& work) {
+  ask(key, work);
+  is_published_ = true;
+  const std::lock_guard lock(recorded_mutex_);
+  recorded_.find(key).has_run = true;
+}
+
+// While it is captured it can be forgotten: a rank that waits for others is freed by that.
+bool CudaSteps::record(const RecordKey& key, const std::function<void()>& work) {
+  int64_t num_forgotten = 0;
+  {
+    const std::lock_guard lock(recorded_mutex_);
+    num_forgotten = num_forgotten_;
+    recorded_.find(key).graph = Graph();
+  }
+  Graph graph;
   block_.is_captured = true;
-  entry.is_refused = !entry.graph.capture(memory_, work);
-  block_.is_captured = false;
-  ++(entry.is_refused ? record_counts_.num_refusals : record_counts_.num_captures);
+  const bool is_whole = graph.capture(memory_, [&] { ask(key, work); });
+  block_.is_captured = block_.is_recorded = starts_early = false;
+  const std::lock_guard lock(recorded_mutex_);
+  ++(is_whole ? record_counts_.num_captures : record_counts_.num_refusals);
+  if (num_forgotten != num_forgotten_) return false;
+  auto& entry = recorded_.find(key);
+  entry.is_refused = !is_whole;
+  entry.graph = std::move(graph);
+  return is_whole;
+}
+
+void CudaSteps::refuse_recording(const RecordKey& key) {
+  const std::lock_guard lock(recorded_mutex_);
+  auto& entry = recorded_.find(key);
+  entry.is_refused = true;
+  entry.graph = Graph();
+}
+
+void CudaSteps::replay(const RecordKey& key) {
+  {
+    const std::lock_guard lock(recorded_mutex_);
+    const auto& entry = recorded_.find(key);
+    if (!entry.graph.is_captured())
+      throw DeviceError("a recorded step was given up before it could be launched");
+    entry.graph.launch(memory_.stream());
+    ++record_counts_.num_replays;
+  }
+  is_published_ = true;
+  if (key.is_shared) marks_.put(memory_.stream());
 }
 
 RecordCounts CudaSteps::record_counts() const {
+  const std::lock_guard lock(recorded_mutex_);
   RecordCounts counts = record_counts_;
   counts.kept_bytes = recorded_.sum([](const Graph& graph) { return graph.num_bytes(); });
   return counts;
@@ -256,7 +291,13 @@ RecordCounts CudaSteps::record_counts() const {
 
 void CudaSteps::forget_recorded() {
   memory_.synchronize();
+  drop_recorded();
+}
+
+void CudaSteps::drop_recorded() noexcept {
+  const std::lock_guard lock(recorded_mutex_);
   recorded_.clear();
+  ++num_forgotten_;
 }
 
 std::unique_ptr<IdCounts> CudaSteps::make_id_counts(int64_t size) {
@@ -303,7 +344,7 @@ void CudaSteps::abandon() noexcept {
   cudaStreamSynchronize(memory_.stream());
   cudaGetLastError();
   block_.num_bytes = 0;
-  block_.is_recorded = is_published_ = starts_early = false;
+  block_.is_captured = block_.is_recorded = is_published_ = starts_early = false;
 }
 
 }  // namespace llmserve::cuda

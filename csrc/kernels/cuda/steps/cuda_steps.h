@@ -7,7 +7,9 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <span>
+#include <utility>
 
 #include "core/buffer.h"
 #include "kernels/backend.h"
@@ -16,6 +18,7 @@
 #include "kernels/cuda/index_upload.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/pinned_memory.h"
+#include "kernels/cuda/queue_marks.h"
 #include "kernels/cuda/sampling/cuda_sample.h"
 #include "kernels/cuda/steps/recorded_work.h"
 #include "kernels/device_steps.h"
@@ -24,9 +27,10 @@ namespace llmserve::cuda {
 
 class CudaSteps final : public DeviceSteps {
  public:
-  // Tells `block` where a step's integers are on the device.
-  CudaSteps(DeviceMemory& memory, PinnedMemory& pinned, StepBlock& block)
-      : memory_(memory), pinned_(pinned), block_(block) {}
+  // Tells `block` where a step's integers are on the device. A mark goes behind what is launched
+  // with exchanges in it.
+  CudaSteps(DeviceMemory& memory, PinnedMemory& pinned, StepBlock& block, QueueMarks& marks)
+      : memory_(memory), pinned_(pinned), block_(block), marks_(marks) {}
 
   // Device memory that steps of at most this shape take, and reserve() takes, so that none grows.
   static int64_t device_bytes(const StepShape& shape);
@@ -43,15 +47,22 @@ class CudaSteps final : public DeviceSteps {
   std::span<std::byte> begin(int64_t num_bytes, int64_t num_rows, int64_t max_rows) override;
   void follow(std::span<const std::byte> block, int64_t num_rows, int64_t max_rows) override;
   void bring_over() override;
-  Tensor drawn() override;
+  Tensor brought(std::span<const int32_t> ids) override;
   void take_awaited(std::span<const int32_t> token_ids,
                     std::span<const int32_t> awaited_rows) override;
   void own_experts(const OwnExperts& args) override;
   void draw(const ConstTensor& logits, std::span<const SeededDraw> draws,
             int64_t first_row) override;
   void sample(const SampleArgs& args, int64_t first_row, const LateTokens& late) override;
-  void run_recorded(const RecordKey& key, const std::function<void()>& work) override;
+  Recording recording(const RecordKey& key) override;
+  void run_asked(const RecordKey& key, const std::function<void()>& work) override;
+  bool record(const RecordKey& key, const std::function<void()>& work) override;
+  void refuse_recording(const RecordKey& key) override;
+  void replay(const RecordKey& key) override;
   void forget_recorded() override;
+  // The same without a wait for the device, which keeps what is under way until it is done. Any
+  // thread, and what is captured meanwhile is dropped, too.
+  void drop_recorded() noexcept;
   RecordCounts record_counts() const override;
   PoolUse pool_use() const override { return memory_.pool_use(); }
   std::unique_ptr<IdCounts> make_id_counts(int64_t size) override;
@@ -77,8 +88,13 @@ class CudaSteps final : public DeviceSteps {
     ~Graph() {
       if (exec_ != nullptr) cudaGraphExecDestroy(exec_);  // when the device is done with it
     }
-    Graph(const Graph&) = delete;
-    Graph& operator=(const Graph&) = delete;
+    Graph(Graph&& other) noexcept
+        : exec_(std::exchange(other.exec_, nullptr)), num_bytes_(other.num_bytes_) {}
+    Graph& operator=(Graph&& other) noexcept {
+      std::swap(exec_, other.exec_);
+      std::swap(num_bytes_, other.num_bytes_);
+      return *this;
+    }
 
     // False: the work cannot be captured, and nothing has been asked of the device.
     bool capture(const DeviceMemory& memory, const std::function<void()>& work);
@@ -120,12 +136,13 @@ class CudaSteps final : public DeviceSteps {
   std::byte* weights(int64_t num_bytes);
   // On the device, of the step under way.
   const StepHeader* header() const { return reinterpret_cast<const StepHeader*>(twin_.data()); }
-  void capture(RecordedWork<RecordKey, Graph>::Entry& entry, const std::function<void()>& work);
+  void ask(const RecordKey& key, const std::function<void()>& work);
   void publish_results();
 
   DeviceMemory& memory_;
   PinnedMemory& pinned_;
   StepBlock& block_;
+  QueueMarks& marks_;
   int64_t step_ = 0;  // begun last
   int64_t num_bytes_ = 0;
   const std::byte* followed_ = nullptr;  // another rank's block, under way here; null: its own
@@ -140,8 +157,10 @@ class CudaSteps final : public DeviceSteps {
   std::array<Samplings, kNumSlots> samplings_;
   Buffer results_;  // mapped: [kNumSlots][header, max rows]
   int64_t result_bytes_ = 0;
+  mutable std::mutex recorded_mutex_;  // guards what follows, and is never held while work is asked
   RecordedWork<RecordKey, Graph> recorded_{kMaxGraphs};
   RecordCounts record_counts_;
+  int64_t num_forgotten_ = 0;   // times that all of it was
   int64_t num_moves_seen_ = 0;  // of block_, by what is recorded
   bool is_published_ = false;   // the step under way
   bool allows_early_starts_ = false;
