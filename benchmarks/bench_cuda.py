@@ -215,7 +215,12 @@ def backend_with(choices: dict[str, str]) -> Any:
 # Kernels that the default's are to be compared with, by the kind of attention.
 ATTENTION_CHOICES = {
     "decode": [
-        (f"{n} spans a warp", {"LLMSERVE_CUDA_DECODE_SPANS": n}) for n in ("two", "enough", "all")
+        *(
+            (f"{n} spans a warp", {"LLMSERVE_CUDA_DECODE_SPANS": n})
+            for n in ("two", "enough", "all")
+        ),
+        ("merged by the last block", {"LLMSERVE_CUDA_MERGE": "last"}),
+        ("merged by a kernel", {"LLMSERVE_CUDA_MERGE": "kernel"}),
     ],
     "prefill": [("mma", {"LLMSERVE_CUDA_ATTENTION": "mma"})],
 }

@@ -128,7 +128,7 @@ def tables(stages: Stages, first: Stages) -> list[str]:
     ops = Bench.of_ops(stages)
     parts = [heading(stages, [*([ops] if ops else []), *models.values()])]
     if ops:
-        parts += [decode_attention(ops), other_spans(ops), prompt_attention(ops)]
+        parts += [decode_attention(ops), other_decode(ops), prompt_attention(ops)]
         parts += [products(ops), other_ops(ops)]
         before = Bench.of_ops(first)
         parts += [changes(before, ops)] if before else []
@@ -190,15 +190,16 @@ def decode_attention(ops: Bench) -> str:
     return table(head, rows)
 
 
-def other_spans(ops: Bench) -> str:
-    """Decode attention by warps that take more spans than one, in microseconds."""
+def other_decode(ops: Bench) -> str:
+    """Decode attention by other kernels than the default's, in microseconds."""
     cells: dict[str, dict[str, str]] = {}
-    for match in ops.matches(r"(\w+) spans a warp: (attention decode (\S+) B=(\d+) context=(\d+))"):
+    columns: dict[str, None] = {"default": None}
+    for match in ops.matches(r"(?!torch)(\w[^:]+): (attention decode (\S+) B=(\d+) context=(\d+))"):
         line = f"{match[3]}, {match[4]} of {int(match[5]):,}"
-        cells.setdefault(line, {"one": ops.us(match[2])})[match[1]] = ops.us(match[0])
-    columns = ("one", "two", "enough", "all")
+        cells.setdefault(line, {"default": ops.us(match[2])})[match[1]] = ops.us(match[0])
+        columns[match[1]] = None
     rows = [(line, *(of.get(column, "-") for column in columns)) for line, of in cells.items()]
-    return table(("attention, decode, by spans a warp, µs", *columns), rows)
+    return table(("attention, decode, µs", *columns), rows)
 
 
 def prompt_attention(ops: Bench) -> str:

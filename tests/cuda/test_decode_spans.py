@@ -1,4 +1,4 @@
-"""How many spans of 256 positions a warp takes in decoding changes no bit."""
+"""How many spans of 256 positions a warp takes in decoding, and who merges them, changes no bit."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,52 @@ def test_spans_walked_by_one_warp_have_the_bits_of_spans_apart(monkeypatch, head
         np.testing.assert_array_equal(run(spans), apart)
 
 
-def test_another_number_of_spans_is_refused(monkeypatch):
-    monkeypatch.setenv("LLMSERVE_CUDA_DECODE_SPANS", "3")
-    with pytest.raises(InvalidArgument, match="expected one, two, enough or all, got 3"):
+# By a warp a unit, whose blocks are few, and by a warp a span; several tokens of a sequence, too.
+FEW = [(1300, 1), (513, 2), (257, 1), (256, 1), (3, 1)]
+MANY = FEW + [(5, 1)] * 40
+
+
+@pytest.mark.parametrize(
+    ("lengths", "dim", "dtype", "options"),
+    [
+        (FEW, 64, "bfloat16", {}),
+        (FEW, 128, "fp8", {"window": 300}),
+        (FEW, 80, "bfloat16", {"soft_cap": 5.0, "window": 700}),
+        (MANY, 64, "fp8", {"soft_cap": 5.0}),
+        (MANY, 128, "bfloat16", {"window": 300}),
+    ],
+)
+def test_spans_merged_by_the_last_block_have_the_bits_of_those_merged_by_a_kernel(
+    monkeypatch, lengths, dim, dtype, options
+):
+    rng = np.random.default_rng(1)
+    pairs = [(normal(rng, n, 2, dim), normal(rng, n, 2, dim)) for n, _ in lengths]
+    queries = [normal(rng, t, 4, dim) for _, t in lengths]
+    options = options | {"sinks": normal(rng, 4)}
+
+    def run(merge, spans):
+        monkeypatch.setenv("LLMSERVE_CUDA_MERGE", merge)
+        monkeypatch.setenv("LLMSERVE_CUDA_DECODE_SPANS", spans)
+        backend = _core_testing.make_backend("cuda")
+        # Again, and for others in between: each run finds its counters at zero.
+        for pairs_of, queries_of in ((pairs, queries), (pairs[::-1], queries[::-1])):
+            formulas.run_attention(backend, pairs_of, queries_of, 16, dtype, **options)
+        return formulas.run_attention(backend, pairs, queries, 16, dtype, **options)
+
+    by_kernel = run("kernel", "one")
+    assert np.isfinite(by_kernel).all()
+    for merge, spans in (("last", "one"), ("last", "two"), ("auto", "one")):
+        np.testing.assert_array_equal(run(merge, spans), by_kernel)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("LLMSERVE_CUDA_DECODE_SPANS", "one, two, enough or all"),
+        ("LLMSERVE_CUDA_MERGE", "auto, last or kernel"),
+    ],
+)
+def test_another_choice_is_refused(monkeypatch, name, expected):
+    monkeypatch.setenv(name, "3")
+    with pytest.raises(InvalidArgument, match=f"{name}: expected {expected}, got 3"):
         _core_testing.make_backend("cuda")

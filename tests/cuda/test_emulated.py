@@ -174,6 +174,7 @@ def test_the_benchmarks_run_on_small_shapes_and_leave_their_rows(package, tmp_pa
     wanted = ["attention decode", "torch: attention decode", "invariant linear", "link to"]
     wanted += ["quantized int4", "quantized Q4_K", "quantized fp8 blocks", "load, weights"]
     wanted += ["all spans a warp: attention decode", "mma: attention prefill"]
+    wanted += ["merged by the last block: attention decode"]
     wanted += ["torch: attention pre", "hand-over from"]
     for kind in ("", "invariant: "):
         wanted += [f"{kind}decode batch 1,", f"{kind}prefill 16", f"{kind}the host's"]

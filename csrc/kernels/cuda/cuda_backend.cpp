@@ -103,6 +103,10 @@ void CudaBackend::choose_attention(std::string_view gemm, int major, int minor,
                   : spans == "enough" ? DecodeSpans::kEnough
                   : spans == "all"    ? DecodeSpans::kAll
                                       : DecodeSpans::kOne;
+  const std::string merge = chosen("LLMSERVE_CUDA_MERGE", {"auto", "last", "kernel"});
+  span_merge_ = merge == "last"     ? SpanMerge::kLast
+                : merge == "kernel" ? SpanMerge::kKernel
+                                    : SpanMerge::kFew;
   const bool promises_bits = gemm == "invariant" || gemm == "plain";
   const bool has_wgmma = major == 9 && minor == 0 && wgmma_kernels(128).run != nullptr;
   insists_on_wgmma_ = choice == "wgmma";
@@ -176,14 +180,22 @@ int64_t CudaBackend::op_scratch_bytes(const StepShape& shape) const {
                             : 0});
 }
 
+// Of blocks that are counted as they arrive, however the shape's sequences are split.
+int64_t CudaBackend::arrival_bytes(const StepShape& shape) const {
+  return tiled_shared_bytes_ > 0
+             ? shape.max_sequences * shape.num_kv_heads * static_cast<int64_t>(sizeof(uint32_t))
+             : 0;
+}
+
 int64_t CudaBackend::scratch_bytes(const StepShape& shape, int) const {
-  return op_scratch_bytes(shape) + CudaSteps::device_bytes(shape) +
+  return op_scratch_bytes(shape) + arrival_bytes(shape) + CudaSteps::device_bytes(shape) +
          (cublaslt_ ? CublasLt::kWorkspaceBytes : 0);
 }
 
 void CudaBackend::reserve_scratch(const StepShape& shape) {
   piece_ = Buffer();  // all weights are there
   scratch(op_scratch_bytes(shape));
+  arrivals(arrival_bytes(shape) / static_cast<int64_t>(sizeof(uint32_t)));
   if (may_wgmma_ && shape.cache_dtype == DType::kBF16 && shape.key_dim == shape.value_dim) {
     memory_.make_current();
     passes_wgmma(shape.key_dim);

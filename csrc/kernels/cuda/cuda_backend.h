@@ -121,11 +121,13 @@ class CudaBackend final : public Backend {
   // At least this many bytes of device memory for the op at hand; grows, and then stays.
   std::byte* scratch(int64_t num_bytes);
   int64_t op_scratch_bytes(const StepShape& shape) const;
+  int64_t arrival_bytes(const StepShape& shape) const;
   const float* frequencies(std::span<const float> inv_freq);
   cudaStream_t stream() const { return memory_.stream(); }
   void choose_attention(std::string_view gemm, int major, int minor, int64_t shared_bytes);
   bool can_tile(const AttentionParams& params) const;
   void attend_in_tiles(const PagedAttentionArgs& args, AttentionParams params);
+  uint32_t* arrivals(int64_t count);
   // Whether sequences of many rows may be wgmma's; tries it at the first call of a width.
   bool can_wgmma(const AttentionParams& params);
   bool passes_wgmma(int64_t width);
@@ -152,6 +154,8 @@ class CudaBackend final : public Backend {
   int64_t tiled_shared_bytes_ = 0;  // that a block may ask for; 0: no attention by tensor cores
   std::vector<std::pair<int64_t, Storage>> tiled_kernels_;  // widths and caches that are prepared
   DecodeSpans decode_spans_ = DecodeSpans::kOne;
+  SpanMerge span_merge_ = SpanMerge::kFew;
+  Buffer arrivals_;  // of blocks that split a row
   bool may_wgmma_ = false;
   bool insists_on_wgmma_ = false;
   std::map<int64_t, bool> wgmma_widths_;  // that were tried, and whether they are to be believed

@@ -136,6 +136,11 @@ T __ldcs(const T* from) {
   return *from;
 }
 
+template <class T>
+T __ldcg(const T* from) {
+  return __ldcs(from);
+}
+
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline int32_t __float_as_int(float x) { return __builtin_bit_cast(int32_t, x); }
 inline float __int_as_float(int32_t x) { return __builtin_bit_cast(float, x); }

@@ -102,6 +102,17 @@ bool CudaBackend::passes_wgmma(int64_t width) {
   return passes;
 }
 
+// Zeros, which every kernel leaves as it found them.
+uint32_t* CudaBackend::arrivals(int64_t count) {
+  const int64_t num_bytes = count * static_cast<int64_t>(sizeof(uint32_t));
+  if (arrivals_.num_bytes() < num_bytes) {
+    block_.move();
+    arrivals_ = Buffer();
+    arrivals_ = Buffer(num_bytes, memory_);
+  }
+  return reinterpret_cast<uint32_t*>(arrivals_.data());
+}
+
 void CudaBackend::attend_in_tiles(const PagedAttentionArgs& args, AttentionParams params) {
   const int64_t width = params.keys.width;
   const int64_t kv_heads = params.keys.num_heads;
@@ -140,7 +151,9 @@ void CudaBackend::attend_in_tiles(const PagedAttentionArgs& args, AttentionParam
       .spans = plan.spans,
       .rows = plan.split_rows,
       .shared_bytes = tiled_shared_bytes_,
-      .walk = tiled_walk(decode_spans_, plan.spans, params.num_sequences * kv_heads)};
+      .walk = tiled_walk(decode_spans_, plan.spans, params.num_sequences * kv_heads),
+      .arrived = n > 0 ? arrivals(at_once * kv_heads) : nullptr,
+      .merge = span_merge_};
   if (plan.row_tiles > 0)
     kernels.run(long_ones.of(params), {.row_tiles = plan.row_tiles}, partials, stream());
   if (plan.wgmma_tiles > 0)

@@ -12,7 +12,7 @@
 // (Flash-Decoding).
 #pragma once
 
-#include "kernels/cuda/attention/tiled_rows.cuh"
+#include "kernels/cuda/attention/merge_spans.cuh"
 
 namespace llmserve::cuda {
 namespace {
@@ -21,9 +21,10 @@ namespace {
 // span's units one after another, half a unit's keys ahead; or there is a warp for each unit, which
 // learns from the others the maximum of the units before its own, and the units' sums are put
 // together in shared memory. Where a warp walks, it takes partials.walk spans one after another,
-// and merges them where they are all of the sequence. Shared memory of a warp: a unit's keys and
-// values in bf16; or one unit, in bf16, of what was widened last, and the codes of keys and values.
-// Then the queries, unless registers hold them.
+// and merges them where they are all of the sequence. Otherwise the block that is done last merges
+// the spans, if partials.arrived is there, or a kernel behind. Shared memory of a warp: a unit's
+// keys and values in bf16; or one unit, in bf16, of what was widened last, and the codes of keys
+// and values. Then the queries, unless registers hold them.
 template <int kDim, int kWarps, Storage kStorage, bool kWalks = false>
 __global__ void __launch_bounds__(32 * kWarps)
     split_kernel(AttentionParams p, TiledPartials partials) {
@@ -189,6 +190,7 @@ __global__ void __launch_bounds__(32 * kWarps)
       write(run, static_cast<int>(blockIdx.x));
     else if (!is_partial)
       write(whole, 0);
+    if (is_partial && partials.arrived != nullptr) merge_if_last<kDim, 32>(p, partials, rows, walk);
   } else {
     float largest[2] = {-INFINITY, -INFINITY};
     if (has_unit) {
@@ -258,6 +260,8 @@ __global__ void __launch_bounds__(32 * kWarps)
         partials.sums[at] = sum;
       }
     }
+    if (is_partial && partials.arrived != nullptr)
+      merge_if_last<kDim, 32 * kWarps>(p, partials, rows, walk);
   }
 }
 
@@ -406,35 +410,6 @@ __global__ void __launch_bounds__(32 * kWarps, kDim <= 128 ? 2 : 1) rows_kernel(
   }
 }
 
-// blockIdx: (row, KV head, sequence); threads stride over the dims. Spans in position order, as in
-// rows_kernel.
-__global__ void merge_spans_kernel(AttentionParams p, TiledPartials partials) {
-  wait_for_previous();
-  const int64_t row = blockIdx.x;
-  const RowTile rows = find_rows(p, blockIdx.z, blockIdx.y, 0, kTiledRows);
-  const int first_span = rows.first_seen / kTiledSpan;
-  const int last_span = rows.last_seen / kTiledSpan;
-  if (row >= rows.num_rows || rows.num_rows > kTiledRows ||
-      first_span / partials.walk == last_span / partials.walk)
-    return;
-  float* out = output_of(p, rows, row);
-  const int64_t width = p.values.width;
-  for (int64_t i = threadIdx.x; i < width; i += blockDim.x) {
-    float m = -INFINITY;
-    float sum = 0.0f;
-    float value = 0.0f;
-    for (int span = first_span; span <= last_span; ++span) {
-      const int64_t at = partial_index(partials, rows.sequence, rows.kv_head, span, row);
-      const Merge both = merge(m, partials.maxima[at]);
-      m = both.m;
-      sum = merged(both, sum, partials.sums[at]);
-      value = merged(both, value, partials.outputs[at * width + i]);
-    }
-    const Ending ending = end_row(p, rows, row, m, sum);
-    out[i] = value * ending.kept / ending.divisor;
-  }
-}
-
 template <int kDim, Storage kStorage>
 struct Kernels {
   static constexpr bool kIsF8 = kStorage == Storage::kF8;
@@ -489,6 +464,7 @@ struct Kernels {
       const bool is_wide = may_be_wide(partials.shared_bytes) && tiled_is_wide(num_blocks);
       TiledPartials passed = partials;
       if (is_wide || !kHasWalk) passed.walk = 1;
+      if (!merges_in_place(partials.merge, is_wide)) passed.arrived = nullptr;
       const auto walks = static_cast<unsigned>(ceil_div(plan.spans, passed.walk));
       const dim3 spans(walks, kv_heads, count);
       if (is_wide) {
@@ -498,10 +474,10 @@ struct Kernels {
         launch_early("paged_attention", passed.walk > 1 ? walking : narrow, spans, 32,
                      static_cast<size_t>(kNarrowBytes), stream, part, passed);
       }
-      if (walks == 1) continue;
-      launch_early("paged_attention", merge_spans_kernel,
-                   dim3(static_cast<unsigned>(plan.split_rows), kv_heads, count), row_threads(kDim),
-                   0, stream, part, passed);
+      if (walks == 1 || passed.arrived != nullptr) continue;
+      launch_early("paged_attention", merge_spans_kernel<kDim>,
+                   dim3(static_cast<unsigned>(plan.split_rows), kv_heads, count),
+                   row_threads(kDim / 4), 0, stream, part, passed);
     }
   }
 };

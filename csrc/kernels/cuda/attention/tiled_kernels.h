@@ -20,6 +20,10 @@ struct TiledPartials {
   int64_t rows;
   int64_t shared_bytes;  // that a block may ask for
   int64_t walk = 1;      // spans that a warp takes one after another; changes no bit
+  // [B', K]: how many blocks of a sequence and KV head have passed theirs on; zero before a kernel
+  // and after it.
+  uint32_t* arrived = nullptr;
+  SpanMerge merge = SpanMerge::kFew;  // whether by the last of these blocks; changes no bit
 };
 struct TiledKernels {
   // Once before the first run(), on the device, whose blocks may ask for so much shared memory, and
