@@ -9,6 +9,7 @@
 
 #include "bindings/stepped_scheduler.h"
 #include "engine/recorded_shape.h"
+#include "kernels/cuda/attention/column_plan.h"
 #include "kernels/cuda/launch_math.h"
 #include "kernels/cuda/steps/recorded_work.h"
 
@@ -127,6 +128,33 @@ void register_testing_cuda(py::module_& testing) {
       "sequences"_a, "kv_heads"_a, "width"_a, "(sequences split at once, bytes that they pass on)");
   math.def("max_partial_bytes", &cuda::max_partial_bytes, "sequences"_a, "context"_a, "kv_heads"_a,
            "group"_a, "width"_a);
+  math.attr("COLUMN_STRETCH") = cuda::kColumnStretch;
+  math.attr("COLUMN_SPLIT_ROWS") = cuda::kColumnSplitRows;
+  math.def(
+      "column_form",
+      [](int key_width, int value_width, bool has_values_in_keys, bool is_f8, int64_t rows,
+         int64_t shared_bytes) {
+        const cuda::ColumnShape shape{key_width, value_width, has_values_in_keys, is_f8};
+        if (!cuda::columns_fit(shape, shared_bytes)) return std::tuple(0, 0, int64_t{0});
+        const cuda::ColumnForm form = cuda::column_form(shape, rows, shared_bytes);
+        return std::tuple(form.row_tiles, form.ring,
+                          cuda::column_bytes(shape, form.row_tiles, form.ring));
+      },
+      "key_width"_a, "value_width"_a, "has_values_in_keys"_a, "is_f8"_a, "rows"_a, "shared_bytes"_a,
+      "(row tiles, halves of units, shared bytes) of a block; zeros: there is no kernel");
+  math.def(
+      "column_parts",
+      [](const std::vector<std::pair<int64_t, int64_t>>& sequences, int64_t kv_heads, int width) {
+        cuda::ColumnPlan plan;
+        for (const auto& [rows, kv_len] : sequences) plan.add(rows, kv_len);
+        const auto n = static_cast<int64_t>(sequences.size());
+        return py::make_tuple(plan.at_once(n, kv_heads, width), plan.slots(n, kv_heads, width),
+                              plan.bytes(n, kv_heads, width));
+      },
+      "sequences"_a, "kv_heads"_a, "width"_a,
+      "(rows, KV length) -> (sequences split at once, pieces of each, bytes that they pass on)");
+  math.def("max_column_bytes", &cuda::max_column_bytes, "sequences"_a, "context"_a, "kv_heads"_a,
+           "width"_a);
   math.def("num_recorded_rows", &num_recorded_rows, "n"_a, "max_rows"_a);
   math.def("recorded_context", &recorded_context, "num_tokens"_a, "max_model_len"_a);
   math.def("new_keys", &new_keys, "keys"_a, "max_size"_a);

@@ -104,6 +104,7 @@ def package(tmp_path_factory):
             "and (qwen3 or mistral-window or gpt_oss or deepseek_v3)",
         ),
         ("test_wgmma_attention.py", ""),
+        ("test_column_attention.py", ""),
         ("../cuda/test_decode_spans.py", ""),
         ("../cuda/test_ops_on_device.py", ""),
         ("../cuda/test_transfers.py", ""),

@@ -194,3 +194,49 @@ def test_heads_that_do_not_fit_are_found_out():
 @pytest.mark.parametrize(("value", "expected"), [(0, 256), (1, 1), (4, 4), (48, 16), (512, 256)])
 def test_alignment_is_the_largest_power_of_two_that_divides(value, expected):
     assert launch.alignment_bytes(value) == expected
+
+
+SHARED_BYTES = (101376, 166912, 232448)  # of compute capability 8.9, 8.0 and 9.0
+
+
+@pytest.mark.parametrize("shared", SHARED_BYTES)
+@pytest.mark.parametrize("is_f8", [False, True])
+def test_attention_by_columns_fits_the_shared_memory_of_a_gpu(shared, is_f8):
+    for widths in ((576, 512), (320, 256), (192, 128), (16, 512), (576, 16)):
+        for is_latent in (False, True):
+            for rows in (1, 16, 17, 4096):
+                tiles, ring, num_bytes = launch.column_form(*widths, is_latent, is_f8, rows, shared)
+                assert num_bytes <= shared
+                assert tiles in ((0, 1) if rows <= 16 else (0, 1, 2))
+                assert ring in ((0, 2) if is_f8 else (0, 2, 4, 5, 6))
+
+
+def test_latents_of_576_have_a_form_on_every_gpu_with_tensor_cores_of_bf16():
+    forms = [launch.column_form(576, 512, True, False, 128, n)[:2] for n in SHARED_BYTES]
+    assert forms == [(1, 2), (1, 4), (2, 4)]
+    codes = [launch.column_form(576, 512, True, True, 128, n)[:2] for n in SHARED_BYTES]
+    assert codes == [(0, 0), (1, 2), (2, 2)]  # on 8.9 the plain kernel
+    for widths in ((577, 512), (592, 512), (576, 528), (20, 16), (16, 4)):
+        assert launch.column_form(*widths, True, False, 1, SHARED_BYTES[-1]) == (0, 0, 0)
+    assert launch.column_form(120, 120, False, False, 1, SHARED_BYTES[0])[1] > 0
+    assert launch.column_form(120, 120, False, True, 1, SHARED_BYTES[0])[1] == 0  # rows of codes
+
+
+def test_what_attention_by_columns_passes_on_is_bounded_and_known_at_load():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        kv_heads, width = int(rng.choice([1, 2, 8])), int(rng.choice([64, 256, 512]))
+        context, count = int(rng.integers(1, 300_000)), int(rng.integers(1, 300))
+        sequences = [
+            (int(rng.integers(0, 700)), int(rng.integers(1, context + 1))) for _ in range(count)
+        ]
+        bound = launch.max_column_bytes(count, context, kv_heads, width)
+        at_once, slots, num_bytes = launch.column_parts(sequences, kv_heads, width)
+        assert 1 <= at_once <= count
+        assert num_bytes <= bound
+        split = [n for rows, n in sequences if 0 < rows <= launch.COLUMN_SPLIT_ROWS]
+        if split:
+            assert -(-max(split) // launch.COLUMN_STRETCH) <= slots
+            assert slots <= max(-(-max(split) // launch.TILED_SPAN), 1)
+    one = launch.max_column_bytes(1, 2**20, 1, 512)
+    assert launch.MAX_PARTIAL_BYTES < one < 3 * launch.MAX_PARTIAL_BYTES

@@ -262,12 +262,13 @@ def test_latent_attention_matches_ref(
     lengths = [(1, 1), (150, 5), (64, 1), (65, 20), (600, 1)]
     sequences = [(x, x[..., :rank]) for x in (normal(rng, n, 1, rank + rotary) for n, _ in lengths)]
     queries = [normal(rng, t, heads, rank + rotary) for _, t in lengths]
+    other = 12 if fast.name == "cuda" else 7  # its tensor cores take blocks of 4 tokens in fp8
     for options in ({}, {"window": 70, "soft_cap": 5.0, "sinks": normal(rng, heads)}):
         got, again, expected = (
             formulas.run_attention(
                 backend, sequences, queries, block_size, dtype, values_in_keys=True, **options
             )
-            for backend, block_size in ((fast, 16), (fast, 7), (ref_of_fast, 16))
+            for backend, block_size in ((fast, 16), (fast, other), (ref_of_fast, 16))
         )
         np.testing.assert_allclose(got, expected, atol=attention_tolerance(dtype))
         np.testing.assert_array_equal(again, got)

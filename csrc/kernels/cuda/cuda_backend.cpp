@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cuda/argument_views.h"
+#include "kernels/cuda/attention/column_plan.h"
 #include "kernels/cuda/attention/wgmma_kernels.h"
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/launch_math.h"
@@ -166,18 +167,29 @@ std::unique_ptr<DeviceCopies> CudaBackend::make_copies(int64_t max_bytes) const 
   return std::make_unique<PinnedCopies>(memory_, max_bytes);
 }
 
+int64_t CudaBackend::attention_scratch_bytes(const StepShape& shape) const {
+  if (shape.cache_dtype == DType::kF32) return 0;
+  if (shape.key_dim == shape.value_dim && shape.group <= kTiledRows && !shape.has_values_in_keys &&
+      tiled_fits(shape.key_dim, tiled_shared_bytes_))
+    return max_partial_bytes(shape.max_sequences, shape.max_context, shape.num_kv_heads,
+                             shape.group, shape.key_dim);
+  const ColumnShape columns{.key_width = static_cast<int>(shape.key_dim),
+                            .value_width = static_cast<int>(shape.value_dim),
+                            .has_values_in_keys = shape.has_values_in_keys,
+                            .is_f8 = shape.cache_dtype == DType::kF8E4M3};
+  if (!columns_fit(columns, tiled_shared_bytes_)) return 0;
+  return max_column_bytes(shape.max_sequences, shape.max_context, shape.num_kv_heads,
+                          shape.value_dim);
+}
+
 int64_t CudaBackend::op_scratch_bytes(const StepShape& shape) const {
   const bool is_rounded = shape.weight_dtype == DType::kBF16 && (uses_mma_ || cublaslt_);
-  const bool is_tiled = shape.cache_dtype != DType::kF32 && shape.key_dim == shape.value_dim &&
-                        tiled_fits(shape.key_dim, tiled_shared_bytes_);
   // Rows of integers, which this backend rounds up to more than the host does.
   const int64_t integer_bytes =
       shape.activation_bytes > 0 ? shape.activation_bytes + kQuantizedUnit : 0;
   return std::max({is_rounded ? shape.max_tokens * shape.max_in_features * 2 : 0,
                    shape.max_tokens * integer_bytes, grouped_scratch_bytes(shape.grouped),
-                   is_tiled ? max_partial_bytes(shape.max_sequences, shape.max_context,
-                                                shape.num_kv_heads, shape.group, shape.key_dim)
-                            : 0});
+                   attention_scratch_bytes(shape)});
 }
 
 // Of blocks that are counted as they arrive, however the shape's sequences are split.

@@ -32,7 +32,8 @@ class CudaBackend final : public Backend {
   // weights and plain_linear for others, with the same bits whatever M is; plain is plain_linear
   // for all, with that promise, too; cublaslt is cuBLASLt for all, and insists on it. Throws
   // InvalidArgument, NotSupported, DeviceError. Attention over caches in bf16 and f8 is
-  // tiled_attention where that can run, and paged_attention otherwise. Of those the plain is for
+  // tiled_attention where that can run, column_attention of other shapes, and paged_attention
+  // otherwise. Of those the plain is for
   // all with LLMSERVE_CUDA_ATTENTION=plain. Prompts are wgmma_attention on sm_90 unless products
   // promise bits, once it was found to give what tiled_attention does: never with mma, or else an
   // error with wgmma. Many rows of weights in E4M3 whose checkpoint has activations in E4M3 are
@@ -120,6 +121,7 @@ class CudaBackend final : public Backend {
   bool norm_rounded(const FusedLinearArgs& args);
   // At least this many bytes of device memory for the op at hand; grows, and then stays.
   std::byte* scratch(int64_t num_bytes);
+  int64_t attention_scratch_bytes(const StepShape& shape) const;
   int64_t op_scratch_bytes(const StepShape& shape) const;
   int64_t arrival_bytes(const StepShape& shape) const;
   const float* frequencies(std::span<const float> inv_freq);
@@ -128,6 +130,8 @@ class CudaBackend final : public Backend {
   bool can_tile(const AttentionParams& params) const;
   void attend_in_tiles(const PagedAttentionArgs& args, AttentionParams params);
   uint32_t* arrivals(int64_t count);
+  bool can_attend_by_columns(const AttentionParams& params) const;
+  void attend_by_columns(const PagedAttentionArgs& args, const AttentionParams& params);
   // Whether sequences of many rows may be wgmma's; tries it at the first call of a width.
   bool can_wgmma(const AttentionParams& params);
   bool passes_wgmma(int64_t width);
@@ -153,6 +157,7 @@ class CudaBackend final : public Backend {
   int64_t fp8_rows_ = 0;
   int64_t tiled_shared_bytes_ = 0;  // that a block may ask for; 0: no attention by tensor cores
   std::vector<std::pair<int64_t, Storage>> tiled_kernels_;  // widths and caches that are prepared
+  std::vector<std::pair<bool, Storage>> column_kernels_;    // narrow or not, likewise
   DecodeSpans decode_spans_ = DecodeSpans::kOne;
   SpanMerge span_merge_ = SpanMerge::kFew;
   Buffer arrivals_;  // of blocks that split a row

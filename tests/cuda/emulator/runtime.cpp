@@ -93,7 +93,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   *properties = cudaDeviceProp{};
   std::strcpy(properties->name, "emulated");
   properties->major = 9;
-  properties->sharedMemPerBlockOptin = 232448;
+  const char* shared = std::getenv("LLMSERVE_EMULATOR_SHARED_BYTES");
+  properties->sharedMemPerBlockOptin = shared != nullptr ? std::stoul(shared) : 232448;
   return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int device) {

@@ -59,6 +59,7 @@ void CudaBackend::do_paged_attention(const PagedAttentionArgs& args) {
                                .out_head_stride = args.out.strides[1]};
   memory_.make_current();
   if (can_tile(params)) return attend_in_tiles(args, params);
+  if (can_attend_by_columns(params)) return attend_by_columns(args, params);
   if (!attention_fits(params.keys.width, params.values.width, kKvTile)) {
     throw NotSupported(concat("cuda attention: heads of ", params.keys.width, " (values ",
                               params.values.width, ") do not fit a block's ", kMaxSharedBytes,
