@@ -15,7 +15,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,8 @@ from gpu_rows import (
     seconds_of,
     torch_device,
 )
+from latent_rows import SMALL as SMALL_LATENTS
+from latent_rows import LatentSizes, latent_rows, torch_latent_rows
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class Sizes:
     # Blocks of 16 tokens of Llama-3-8B: keys and values of each layer, in bytes, and their number.
     handed_over: tuple[int, int, int] = (64, 2**15, 64)
     weight: tuple[int, int] = (2**15, 2**13)
+    latents: LatentSizes = field(default_factory=LatentSizes)
 
 
 # What the emulator of tests/cuda runs in seconds: to see that nothing fails.
@@ -84,6 +87,7 @@ SMALL = Sizes(
     link_block=2**8,
     handed_over=(4, 2**8, 3),
     weight=(32, 64),
+    latents=SMALL_LATENTS,
 )
 
 
@@ -237,6 +241,24 @@ def other_attention_rows(
                 yield row
 
 
+# Of latents, how they are split and the plain kernel.
+LATENT_CHOICES = {
+    "": {},
+    "whole stretches: ": {"LLMSERVE_CUDA_DECODE_SPANS": "all"},
+    "plain: ": {"LLMSERVE_CUDA_ATTENTION": "plain"},
+}
+
+
+def all_latent_rows(
+    _: Any, limits: Limits, rng: np.random.Generator, sizes: Sizes
+) -> Iterator[Row]:
+    for name, environment in LATENT_CHOICES.items():
+        backend = backend_with(environment)
+        for row in latent_rows(backend, limits, rng, sizes.latents):
+            row.name = f"{name}{row.name}"
+            yield row
+
+
 def plain_rows(_: Any, limits: Limits, rng: np.random.Generator, sizes: Sizes) -> Iterator[Row]:
     """The kernels whose products have the same bits at every M: what that costs."""
     plain = backend_with({"LLMSERVE_CUDA_GEMM": "plain", "LLMSERVE_CUDA_ATTENTION": "plain"})
@@ -359,7 +381,7 @@ def torch_rows(limits: Limits, sizes: Sizes, device: str) -> Iterator[Row]:
 Make = Callable[[Any, Limits, np.random.Generator, Sizes], Iterator[Row]]
 # What is wanted first comes first: time on a GPU may run out.
 PARTS: dict[str, tuple[Make, ...]] = {
-    "attention": (attention_rows, other_attention_rows),
+    "attention": (attention_rows, other_attention_rows, all_latent_rows),
     "ops": (transfer_rows, row_op_rows, fused_rows, linear_rows, plain_rows),
 }
 
@@ -372,6 +394,7 @@ def all_rows(
         yield from make(backend, limits, rng, sizes)
     if part == "attention" and (device := torch_device(is_small)):
         yield from torch_rows(limits, sizes, device)
+        yield from torch_latent_rows(limits, sizes.latents, device)
 
 
 def main() -> None:

@@ -129,6 +129,7 @@ def tables(stages: Stages, first: Stages) -> list[str]:
     parts = [heading(stages, [*([ops] if ops else []), *models.values()])]
     if ops:
         parts += [decode_attention(ops), other_decode(ops), prompt_attention(ops)]
+        parts += [latent_attention(ops)]
         parts += [products(ops), other_ops(ops)]
         before = Bench.of_ops(first)
         parts += [changes(before, ops)] if before else []
@@ -215,6 +216,26 @@ def prompt_attention(ops: Bench) -> str:
                 line = cells.setdefault(f"{heads}{label}", {})
                 line[f"{int(match[1]):,}"] = f"{rate} ({share:.0%})"
     return pivot("attention, a prompt of, TFLOP/s", cells)
+
+
+def latent_attention(ops: Bench) -> str:
+    rows = []
+    for match in ops.matches(r"latent attention (\S+) (\S+) B=(\d+) context=(\d+)"):
+        row = ops.rows[match[0]]
+        rates = f"{row['gb_per_s'] / ops.gb_per_s:.0%}, {row['gflop_per_s'] / ops.gflop_per_s:.0%}"
+        others = (ops.us(f"{kind}: {match[0]}") for kind in ("whole stretches", "plain", "torch"))
+        where = f"{match[1]}, {match[3]} of {int(match[4]):,}"
+        rows.append((match[2], where, number(row["us"]), rates, *others))
+    head = (
+        "latent attention",
+        "sequences and context",
+        "µs",
+        "of the copies' and the product's rate",
+        "whole stretches",
+        "plain kernel",
+        "PyTorch",
+    )
+    return table(head, rows)
 
 
 def products(ops: Bench) -> str:

@@ -177,6 +177,8 @@ def test_the_benchmarks_run_on_small_shapes_and_leave_their_rows(package, tmp_pa
     wanted += ["all spans a warp: attention decode", "mma: attention prefill"]
     wanted += ["merged by the last block: attention decode"]
     wanted += ["torch: attention pre", "hand-over from"]
+    for kind in ("", "whole stretches: ", "plain: ", "torch: "):
+        wanted += [f"{kind}latent attention decode", f"{kind}latent attention prefill"]
     for kind in ("", "invariant: "):
         wanted += [f"{kind}decode batch 1,", f"{kind}prefill 16", f"{kind}the host's"]
         wanted += [f"{kind}nano-vllm workload, second"]
