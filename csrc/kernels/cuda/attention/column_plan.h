@@ -29,7 +29,7 @@ inline constexpr int kColumnMaxRing = 6;
 inline constexpr int kColumnScoreStride = kTiledUnit + 8;
 inline constexpr int kColumnWeightStride = kTiledUnit + 8;
 // Floats of a row that its threads tell those that have its columns.
-inline constexpr int kColumnNumbers = 5;
+inline constexpr int kColumnNumbers = 9;
 
 // Which kernels: those of few columns take values of up to 256 and keys of up to 320 elements.
 struct ColumnClass {
