@@ -12,6 +12,7 @@ import argparse
 import json
 import platform
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -76,6 +77,16 @@ def record(args: argparse.Namespace) -> None:
     print(f"{args.stage}: {'ok' if args.status == 0 else 'FAILED'} in {args.seconds} s")
 
 
+def is_done(args: argparse.Namespace) -> None:
+    """Exits with 0 where the stage was recorded without a failure at this commit."""
+    path = args.out / f"{args.stage}.json"
+    entry = json.loads(path.read_text()) if path.exists() else {"status": 1}
+    done = entry["status"] == 0 and entry["commit"] == machine()["commit"]
+    if done:
+        print(f"{args.stage}: is done")
+    sys.exit(0 if done else 1)
+
+
 def report(args: argparse.Namespace) -> None:
     import gpu_page  # which needs llmserve: a build that failed is recorded, too
     from peers import page
@@ -94,6 +105,10 @@ def main() -> None:
     recording.add_argument("--seconds", type=int, required=True)
     recording.add_argument("--junit", type=Path)
     recording.add_argument("--rows", type=Path)
+    asking = commands.add_parser("is-done", help="whether STAGE.json is of this commit and good")
+    asking.set_defaults(run=is_done)
+    asking.add_argument("--out", type=Path, required=True)
+    asking.add_argument("--stage", choices=STAGES, required=True)
     reporting = commands.add_parser("report", help="write docs/performance/gpu.md")
     reporting.set_defaults(run=report)
     reporting.add_argument("--check", action="store_true", help="only say whether it is up to date")

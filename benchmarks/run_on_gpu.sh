@@ -11,7 +11,8 @@
 #                                       and integers (an 8B model by the form of its weights and cache); server-MODEL;
 #                                       peers (vLLM and SGLang, from a folder of their wheels LLMSERVE_PEER_WHEELS,
 #                                       nothing without one). `bench ops` runs one
-#   benchmarks/run_on_gpu.sh all        one after another
+#   benchmarks/run_on_gpu.sh all        one after another, whatever fails but the build; called again, those that are
+#                                       not in OUT yet, have failed, or are of another commit
 #
 # Each stage writes <stage>.json to the folder OUT (build/gpu unless set), and results.json there merges all that are
 # there. Needs nvcc 13, a C++20 compiler, CMake, ninja and Python >= 3.10 (PYTHON) with pybind11, numpy, tokenizers,
@@ -135,12 +136,27 @@ bench() {
   return "$status"
 }
 
+# unless_done STAGE COMMAND...
+unless_done() {
+  "$python" benchmarks/gpu_stages.py is-done --out "$out" --stage "$1" || "${@:2}"
+}
+
+all() {
+  local part status=0
+  build || return
+  unless_done test run_tests || status=$?
+  for part in $PARTS; do unless_done "bench-$part" bench_part "$part" || status=$?; done
+  unless_done sanitize sanitize || status=$?
+  unless_done sanitize-more sanitize_more || status=$?
+  return "$status"
+}
+
 case $stage in
   build) build ;;
   test) run_tests ;;
   sanitize) sanitize ;;
   sanitize-more) sanitize_more ;;
   bench) if [ $# -gt 1 ]; then bench "${@:2}"; else bench $PARTS; fi ;;
-  all) build && { run_tests; sanitize; sanitize_more; bench $PARTS; } ;;
-  *) sed -n '2,15p' "$0"; exit 2 ;;
+  all) all ;;
+  *) sed -n '2,17p' "$0"; exit 2 ;;
 esac
