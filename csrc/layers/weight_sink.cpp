@@ -8,6 +8,8 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "kernels/host_ops.h"
+#include "kernels/unchecked_packing.h"
+#include "layers/stored_tensor.h"
 
 namespace llmserve {
 namespace {
@@ -66,7 +68,10 @@ struct StackedValues {
 // Packs each weight as it comes, and lets go of the file's pages.
 class PackSink : public WeightSink {
  public:
-  PackSink(const WeightSource& source, WeightReport& report) : source_(source), report_(report) {}
+  PackSink(const WeightSource& source, WeightReport& report)
+      : source_(source),
+        report_(report),
+        unchecked_(dynamic_cast<UncheckedPacking*>(&source.backend())) {}
 
   LinearWeight linear(LinearWeight planned, const StackedRows& rows) override {
     LinearWeight weight = rows.format ? pack_stored(planned, rows) : pack_values(planned, rows);
@@ -150,7 +155,42 @@ class PackSink : public WeightSink {
   }
 
   LinearWeight pack_values(const LinearWeight& planned, const StackedRows& rows) {
+    if (unchecked_ && !planned.format && lie_as_they_are(rows))
+      return pack_unchecked(planned, rows);
     return pack(planned, rows, read(rows, planned.dtype));
+  }
+
+  // Whether each part's rows are those of the file, in one piece.
+  bool lie_as_they_are(const StackedRows& rows) const {
+    if (rows.is_transposed || rows.columns.size != rows.in_features) return false;
+    for (size_t i = 0; i < rows.parts.size(); ++i) {
+      const WeightPart& part = rows.parts[i];
+      if (rows.quantized[i] || rows.factors[i] != 1.0f || part.is_vector || part.step != 1 ||
+          !is_in_place(source_.checkpoint(), *rows.entries[i]))
+        return false;
+    }
+    return true;
+  }
+
+  // Values go to the device as the file is read, and are looked at on the way.
+  LinearWeight pack_unchecked(const LinearWeight& planned, const StackedRows& rows) {
+    bool is_finite = true;
+    LinearWeight weight;
+    {
+      const Stopwatch packing(report_.pack_us);
+      std::vector<ConstTensor> views;
+      std::vector<Buffer> copies(rows.parts.size());  // empty
+      for (size_t i = 0; i < rows.parts.size(); ++i) {
+        const WeightPart& part = rows.parts[i];
+        views.push_back(host_values(source_.checkpoint(), *rows.entries[i], planned.dtype,
+                                    backend(), copies[i], {part.row(0), part.size}));
+      }
+      weight = unchecked_->pack_unchecked(views, planned.dtype, is_finite);
+    }
+    if (is_finite) return weight;
+    read(rows, planned.dtype);  // names the value that is not
+    throw CorruptFile(concat(source_.checkpoint().path(), ": tensor \"", rows.parts[0].name,
+                             "\" has a value that is not finite"));
   }
 
   // As the file has it.
@@ -176,6 +216,7 @@ class PackSink : public WeightSink {
 
   const WeightSource& source_;
   WeightReport& report_;
+  UncheckedPacking* const unchecked_;  // the backend, or null
 };
 
 // Leaves weights on their rows in the file where these are as they have to be.

@@ -2,12 +2,15 @@
 
 import numpy as np
 import pytest
-from llmserve import InvalidArgument
+from checkpoints import checkpoint, copy_checkpoint
+from llmserve import LLM, InvalidArgument
 from llmserve import _core_testing as testing
+from llmserve.errors import CorruptFile
+from safetensors.torch import load_file, save_file
 
 REASON = testing.unavailable_reason("cuda")
 BLOCK = (2, 8, 16)  # KV heads, tokens, head size
-LARGE = 3 << 20  # elements: more than the staging buffers, which are 16 MiB, hold at once
+LARGE = 3 << 20  # elements: more than the staging buffers of two threads hold at once
 
 
 @pytest.fixture(
@@ -159,6 +162,35 @@ def test_weights_of_several_staging_buffers_arrive_whole(backend, rng):
     expected = [rng.standard_normal((rows, 256), dtype=np.float32) for _ in range(3)]
     expected[2] = expected[2].astype(np.float16).astype(np.float32)
     np.testing.assert_array_equal(got, np.concatenate(expected)[:, [0, 100, 255]].T)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(bool(REASON), reason=f"no CUDA here: {REASON}")
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_integers_of_several_staging_buffers_are_those_of_the_host(rng, num_threads):
+    rows = rng.standard_normal((2300, 1024), dtype=np.float32)
+    x = rng.standard_normal((1, 1024), dtype=np.float32)
+    got, expected = (
+        backend.linear(x, backend.pack_quantized(rows, "int8"))
+        for backend in (testing.make_backend("cuda", num_threads), testing.make_backend("ref"))
+    )
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(bool(REASON), reason=f"no CUDA here: {REASON}")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["self_attn.v_proj", "mlp.gate_proj"])  # of stacked ones
+def test_a_value_that_is_not_finite_is_named_where_it_is_found_on_its_way(tmp_path, dtype, name):
+    path = copy_checkpoint(checkpoint("llama", dtype=dtype), tmp_path / "model")
+    tensors = load_file(path / "model.safetensors")
+    bad = tensors[f"model.layers.1.{name}.weight"]
+    bad.reshape(-1)[37] = float("inf")
+    save_file(tensors, path / "model.safetensors")
+    with pytest.raises(CorruptFile) as caught:
+        LLM(path, device="cuda", max_model_len=64)
+    assert f'"model.layers.1.{name}.weight": element 37 of {dtype}' in str(caught.value)
+    assert "is infinite; weights must be finite" in str(caught.value)
 
 
 def test_large_arrays_are_copied_whole(backend, rng):

@@ -19,14 +19,27 @@
 namespace llmserve::cuda {
 namespace {
 
-Transfers::HostCopy copy_by(Backend& host) {
-  constexpr int64_t kGrain = int64_t{1} << 20;  // a thread's start is nothing beside it
-  return [&host](void* to, const void* from, int64_t num_bytes) {
-    host.run_on_host_threads(num_bytes, kGrain, [&](int64_t begin, int64_t end) {
-      std::memcpy(static_cast<std::byte*>(to) + begin, static_cast<const std::byte*>(from) + begin,
-                  static_cast<size_t>(end - begin));
-    });
+Transfers::RunOnThreads threads_of(Backend& host) {
+  return [&host](int64_t count, const std::function<void(int64_t, int64_t)>& work) {
+    host.run_on_host_threads(count, 1, work);
   };
+}
+
+// Whether none of some bytes' numbers has all bits of its exponent set; they may be unaligned.
+template <class Bits>
+bool are_finite(const std::byte* bytes, int64_t num_bytes, Bits exponent) {
+  Bits any = 0;  // as many bits as a vector has, instead of a branch
+  for (int64_t at = 0; at < num_bytes; at += static_cast<int64_t>(sizeof(Bits))) {
+    Bits bits;
+    std::memcpy(&bits, bytes + at, sizeof bits);
+    any = static_cast<Bits>(any | ((bits & exponent) == exponent ? Bits{1} : Bits{0}));
+  }
+  return any == 0;
+}
+
+bool are_finite(const std::byte* bytes, int64_t num_bytes, DType dtype) {
+  if (dtype == DType::kF32) return are_finite<uint32_t>(bytes, num_bytes, 0x7f800000u);
+  return are_finite<uint16_t>(bytes, num_bytes, dtype == DType::kBF16 ? 0x7f80 : 0x7c00);
 }
 
 // What an environment variable chooses, the first choice by default.
@@ -48,7 +61,7 @@ std::string chosen(const char* name, std::initializer_list<std::string_view> cho
 CudaBackend::CudaBackend(const BackendOptions& options, int device)
     : host_(make_cpu_backend(options)),
       memory_(device),
-      transfers_(memory_, copy_by(*host_)),
+      transfers_(memory_, threads_of(*host_)),
       steps_(memory_, transfers_.pinned(), block_, marks_),
       token_ids_(memory_, block_),
       positions_(memory_, block_),
@@ -229,6 +242,19 @@ int64_t CudaBackend::packed_bytes(int64_t out_features, int64_t in_features, DTy
 }
 
 LinearWeight CudaBackend::pack_linear(std::span<const ConstTensor> parts, DType dtype) {
+  return pack(parts, dtype, nullptr);
+}
+
+LinearWeight CudaBackend::pack_unchecked(std::span<const ConstTensor> parts, DType dtype,
+                                         bool& is_finite) {
+  std::atomic<bool> is_good{true};
+  LinearWeight weight = pack(parts, dtype, &is_good);
+  is_finite = is_good;
+  return weight;
+}
+
+LinearWeight CudaBackend::pack(std::span<const ConstTensor> parts, DType dtype,
+                               std::atomic<bool>* is_finite) {
   const int64_t n = check_linear_parts(parts, dtype);
   const int64_t k = parts[0].shape[1];
   LinearWeight weight{.out_features = n,
@@ -237,16 +263,31 @@ LinearWeight CudaBackend::pack_linear(std::span<const ConstTensor> parts, DType 
                       .data = Buffer(packed_bytes(n, k, dtype), memory_)};
   std::byte* to = weight.data.data();
   for (const ConstTensor& part : parts) {
-    upload(to, dtype, part);
+    upload(to, dtype, part, is_finite);
     to += part.num_elements() * size_bytes(dtype);
   }
   transfers_.lead_ops();
   return weight;
 }
 
-void CudaBackend::upload(std::byte* to, DType dtype, const ConstTensor& from) {
+// Values are looked at while a thread has them in its cache.
+void CudaBackend::upload(std::byte* to, DType dtype, const ConstTensor& from,
+                         std::atomic<bool>* is_finite) {
+  constexpr int64_t kLookedAt = int64_t{64} << 10;
+  const auto fill = [&](std::byte* piece, int64_t begin, int64_t num_bytes) {
+    const std::byte* bytes = static_cast<const std::byte*>(from.data) + begin;
+    if (!is_finite) {
+      std::memcpy(piece, bytes, static_cast<size_t>(num_bytes));
+      return;
+    }
+    for (int64_t at = 0; at < num_bytes; at += kLookedAt) {
+      const int64_t size = std::min(kLookedAt, num_bytes - at);
+      std::memcpy(piece + at, bytes + at, static_cast<size_t>(size));
+      if (!are_finite(piece + at, size, from.dtype)) *is_finite = false;
+    }
+  };
   if (from.dtype == dtype) {
-    transfers_.upload(to, from.data, from.num_bytes());
+    transfers_.upload(to, from.num_bytes(), kStagingBytes, fill);
     return;
   }
   if (piece_.num_bytes() == 0) piece_ = Buffer(kStagingBytes, memory_);
@@ -255,7 +296,7 @@ void CudaBackend::upload(std::byte* to, DType dtype, const ConstTensor& from) {
     convert(piece, storage_of(from.dtype), num_bytes / width,
             to + begin / width * size_bytes(dtype), storage_of(dtype), transfers_.stream());
   };
-  transfers_.upload(piece_.data(), from.data, from.num_bytes(), take);
+  transfers_.upload(piece_.data(), from.num_bytes(), kStagingBytes, fill, take);
 }
 
 int64_t CudaBackend::first_non_finite(const ConstTensor& tensor) {

@@ -3,6 +3,7 @@
 // (Memory::copy_to_host, sample).
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <map>
 #include <memory>
@@ -22,10 +23,11 @@
 #include "kernels/cuda/steps/cuda_steps.h"
 #include "kernels/cuda/transfers.h"
 #include "kernels/device_copies.h"
+#include "kernels/unchecked_packing.h"
 
 namespace llmserve::cuda {
 
-class CudaBackend final : public Backend {
+class CudaBackend final : public Backend, public UncheckedPacking {
  public:
   // On one of the visible devices. Products, by LLMSERVE_CUDA_GEMM: auto or nothing is mma_gemv or
   // gemv for few rows and cuBLASLt, where it is found, for more; invariant is mma_linear for bf16
@@ -55,6 +57,8 @@ class CudaBackend final : public Backend {
   // Row-major [N, K] on the device, converted there. On their way when it returns, in front of the
   // ops asked for later.
   LinearWeight pack_linear(std::span<const ConstTensor> parts, DType dtype) override;
+  LinearWeight pack_unchecked(std::span<const ConstTensor> parts, DType dtype,
+                              bool& is_finite) override;
   int64_t packed_bytes(int64_t out_features, int64_t in_features, DType dtype) const override;
   // Integers of every format that has a kernel, packed on the host's threads.
   bool can_run(const LinearFormat& format) const override;
@@ -136,8 +140,10 @@ class CudaBackend final : public Backend {
   bool can_wgmma(const AttentionParams& params);
   bool passes_wgmma(int64_t width);
 
+  // is_finite: becomes false where a value is not; null: nobody looks.
+  LinearWeight pack(std::span<const ConstTensor> parts, DType dtype, std::atomic<bool>* is_finite);
   // To the device, converted to another storage on the way.
-  void upload(std::byte* to, DType dtype, const ConstTensor& from);
+  void upload(std::byte* to, DType dtype, const ConstTensor& from, std::atomic<bool>* is_finite);
 
   const std::unique_ptr<Backend> host_;  // the cpu backend, for what lies on the host
   DeviceMemory memory_;

@@ -3,10 +3,11 @@
 
 #include <cuda_runtime_api.h>
 
-#include <array>
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <mutex>
+#include <vector>
 
 #include "core/buffer.h"
 #include "kernels/backend.h"
@@ -16,16 +17,18 @@
 
 namespace llmserve::cuda {
 
-// Weights go through a staging buffer a piece at a time: large enough that a copy's start (some 10
-// us) is nothing beside it (0.3 ms at 50 GB/s), small enough to stay in a server's last cache.
-inline constexpr int64_t kStagingBytes = int64_t{16} << 20;
+// Weights go through pinned buffers of this size: a copy of one takes 40 us at 50 GB/s, some ten
+// times what asking for it does, and a thread's two stay in its own cache.
+inline constexpr int64_t kStagingBytes = int64_t{2} << 20;
 
 class Transfers {
  public:
-  // memcpy, by as many threads as there are: one does not fill a PCIe 5 link.
-  using HostCopy = std::function<void(void* to, const void* from, int64_t num_bytes)>;
+  // Runs work(begin, end) on the host's threads, over parts of [0, count): Backend's
+  // run_on_host_threads with a grain of 1. A thread copies some 8 GB/s, a PCIe 5 link 55.
+  using RunOnThreads =
+      std::function<void(int64_t count, const std::function<void(int64_t, int64_t)>& work)>;
 
-  Transfers(DeviceMemory& memory, HostCopy copy);
+  Transfers(DeviceMemory& memory, RunOnThreads run_on_threads);
   ~Transfers();
   Transfers(const Transfers&) = delete;
   Transfers& operator=(const Transfers&) = delete;
@@ -33,14 +36,21 @@ class Transfers {
   cudaStream_t stream() const { return stream_; }
   PinnedMemory& pinned() { return pinned_; }
 
-  // Copies to the device through two pinned buffers, one being filled while the other is on its
-  // way. Begins after the ops asked for so far, and is on its way when it returns: `from` may
-  // change, and ops see it after lead_ops(). `take` is called with each piece (its place on the
-  // device, the bytes of `from` before it, its size) once it is in the transfer stream, to ask
-  // there for what is to be done with it; without one the pieces lie one after another at `to`,
-  // with one all at `to`.
+  // Copies num_bytes to the device in pieces of at most `piece_bytes`, which begin at multiples of
+  // it. As many threads as there are, up to kMaxFillers, fill pinned buffers, two each, so that one
+  // is filled while the other is on its way. Begins after the ops asked for so far, and all is on
+  // its way when it returns; ops see it after lead_ops().
+  //
+  // fill(to, begin, size) writes bytes [begin, begin + size) to a pinned buffer, by several threads
+  // at once. `take` is called with each piece (its place on the device, the bytes before it, its
+  // size) once it is in the transfer stream, one after another, to ask there for what is to be done
+  // with it; without one the pieces lie one after another at `to`, with one all at `to`.
+  using Fill = std::function<void(std::byte* to, int64_t begin, int64_t num_bytes)>;
   using Take = std::function<void(const std::byte* piece, int64_t begin, int64_t num_bytes)>;
-  void upload(void* to, const void* from, int64_t num_bytes, const Take& take = {});
+  void upload(void* to, int64_t num_bytes, int64_t piece_bytes, const Fill& fill,
+              const Take& take = {});
+  // Bytes as they are: `from` may change when it returns.
+  void upload(void* to, const void* from, int64_t num_bytes);
   // Ops asked for from now on come after all transfers so far.
   void lead_ops();
 
@@ -62,13 +72,15 @@ class Transfers {
   // Transfers asked for from now on come after all ops so far.
   void follow_ops();
 
+  static constexpr int64_t kMaxFillers = 16;
+
   DeviceMemory& memory_;
-  const HostCopy copy_;
+  const RunOnThreads run_on_threads_;
   PinnedMemory pinned_;
   cudaStream_t stream_ = nullptr;
-  Event order_;  // of one stream's end, for the other
-  std::array<Slot, 2> slots_;
-  size_t next_slot_ = 0;
+  Event order_;                     // of one stream's end, for the other
+  std::mutex mutex_;                // while a piece is asked for, or memory for one
+  std::vector<Slot> slots_;         // [2 kMaxFillers], of which those that had work have memory
   std::deque<Transfer> transfers_;  // not known to be done, in the stream's order
   int64_t next_transfer_ = 1;
 };

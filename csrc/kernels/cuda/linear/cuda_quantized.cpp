@@ -14,9 +14,6 @@ int64_t quantized_bytes(const LinearFormat& format, int64_t out_features, int64_
   return ceil_div(out_features, kQuantizedTile) * quantized_layout(format, in_features).tile_bytes;
 }
 
-// What packing goes through on the host at a time: a few staging buffers' worth.
-constexpr int64_t kPackedAtOnce = 4 * kStagingBytes;
-
 }  // namespace
 
 bool CudaBackend::can_run(const LinearFormat& format) const {
@@ -43,36 +40,29 @@ LinearWeight CudaBackend::pack_quantized(const LinearFormat& format, int64_t out
                       .data = Buffer(quantized_bytes(format, out_features, in_features), memory_)};
   const int64_t num_tiles = ceil_div(out_features, kQuantizedTile);
   if (weight.data.num_bytes() == 0) return weight;
-  const int64_t tiles_at_once =
-      std::clamp<int64_t>(kPackedAtOnce / layout.tile_bytes, 1, num_tiles);
-  const Buffer packed(tiles_at_once * layout.tile_bytes);
   // Of a plain layout codes and scales go to places of their own.
   const int64_t codes_bytes = int64_t{layout.num_units} * kQuantizedUnit * kQuantizedTile;
+  const int64_t each = layout.is_plain ? codes_bytes : layout.tile_bytes;
+  const int64_t tiles_at_once = std::clamp<int64_t>(kStagingBytes / each, 1, num_tiles);
   std::vector<float> scales(
       layout.is_plain ? static_cast<size_t>(num_tiles * kQuantizedTile * layout.num_groups) : 0);
-  for (int64_t first = 0; first < num_tiles; first += tiles_at_once) {
-    const int64_t count = std::min(tiles_at_once, num_tiles - first);
-    host_->run_on_host_threads(count, 1, [&](int64_t begin, int64_t end) {
-      TileRows rows(format, in_features);
-      for (int64_t tile = begin; tile < end; ++tile) {
-        for (int64_t i = 0; i < kQuantizedTile; ++i) {
-          const int64_t row = (first + tile) * kQuantizedTile + i;
-          if (row < out_features)
-            read(row, rows.row(i));
-          else
-            rows.clear(i);
-        }
-        if (layout.is_plain)
-          rows.pack_plain(packed.data() + tile * codes_bytes,
-                          scales.data() + (first + tile) * kQuantizedTile,
-                          num_tiles * kQuantizedTile);
+  const auto fill = [&](std::byte* piece, int64_t begin, int64_t num_bytes) {
+    TileRows rows(format, in_features);
+    for (int64_t tile = begin / each; tile < (begin + num_bytes) / each; ++tile, piece += each) {
+      for (int64_t i = 0; i < kQuantizedTile; ++i) {
+        const int64_t row = tile * kQuantizedTile + i;
+        if (row < out_features)
+          read(row, rows.row(i));
         else
-          rows.pack(packed.data() + tile * layout.tile_bytes);
+          rows.clear(i);
       }
-    });
-    const int64_t each = layout.is_plain ? codes_bytes : layout.tile_bytes;
-    transfers_.upload(weight.data.data() + first * each, packed.data(), count * each);
-  }
+      if (layout.is_plain)
+        rows.pack_plain(piece, scales.data() + tile * kQuantizedTile, num_tiles * kQuantizedTile);
+      else
+        rows.pack(piece);
+    }
+  };
+  transfers_.upload(weight.data.data(), num_tiles * each, tiles_at_once * each, fill);
   if (layout.is_plain)
     transfers_.upload(weight.data.data() + num_tiles * codes_bytes, scales.data(),
                       std::ssize(scales) * static_cast<int64_t>(sizeof(float)));
