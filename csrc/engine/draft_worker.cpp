@@ -56,7 +56,8 @@ const SampledTokens& DraftWorker::run(const StepPlan& plan,
     if (const auto recorded =
             recorded_shape(plan, {.max_num_seqs = config_.scheduler.max_num_seqs,
                                   .max_model_len = config_.scheduler.max_model_len,
-                                  .block_size = config_.cache.block_size}))
+                                  .block_size = config_.cache.block_size});
+        recorded && recorded->draws)
       return run_recorded(plan, *recorded);
   const BatchShape shape = builder_.shape_of(plan);
   const int64_t num_bytes = builder_.num_bytes(shape);

@@ -16,13 +16,14 @@ bool decodes(const ScheduledSequence& sequence) {
          sequence.state_slot == kNoSlot;
 }
 
-// Each token has a row of logits, in order, and each row only draws.
+// Each token has a row of logits, in order, and one is drawn from each.
 bool draws_from_each(const StepPlan& plan) {
   size_t row = 0;
   for (size_t i = 0; i < plan.sequences.size(); ++i) {
     for (int32_t t = 0; t < plan.sequences[i].num_tokens; ++t, ++row) {
       const LogitRow& of = plan.logit_rows[row];
-      if (of.sequence_idx != static_cast<int32_t>(i) || of.token_offset != t || !of.only_draws())
+      if (of.sequence_idx != static_cast<int32_t>(i) || of.token_offset != t ||
+          of.given_token_id >= 0)
         return false;
     }
   }
@@ -62,7 +63,9 @@ std::optional<RecordedShape> recorded_shape(const StepPlan& plan, const Recordin
   if (*lengths == 0)
     batch.num_tokens = batch.num_sequences = batch.num_rows =
         num_recorded_rows(batch.num_sequences, limits.max_num_seqs);
-  return RecordedShape{.batch = batch, .lengths = *lengths};
+  return RecordedShape{.batch = batch,
+                       .lengths = *lengths,
+                       .draws = std::ranges::all_of(plan.logit_rows, &LogitRow::only_draws)};
 }
 
 }  // namespace llmserve

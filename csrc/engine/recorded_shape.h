@@ -37,11 +37,13 @@ constexpr int64_t recorded_context(int64_t num_tokens, int64_t max_model_len) {
 struct RecordedShape {
   BatchShape batch;      // what the plan's batch is filled up to
   uint64_t lengths = 0;  // of its sequences; 0: a token each
+  // Each token is drawn from the logits and numbers alone, as recorded work can; otherwise all are
+  // drawn behind it.
+  bool draws = true;
 };
 
-// None where a sequence has more than one known token, where a token is drawn from by more than the
-// logits and numbers, and of more than eight rows where one has more guesses than another: too many
-// shapes would come.
+// None where a sequence has more than one known token, or does not draw from each, and of more than
+// eight rows where one has more guesses than another: too many shapes would come.
 std::optional<RecordedShape> recorded_shape(const StepPlan& plan, const RecordingLimits& limits);
 
 }  // namespace llmserve

@@ -196,13 +196,15 @@ void StepRunner::launch(const StepPlan& plan) {
       flight.pending.resize(flight.num_rows);
     }
     if (recorded) {
+      Draw draw(*this, plan, batch, flight);
       run_recorded({.num_rows = recorded->batch.num_rows,
                     .max_blocks = recorded->batch.max_blocks,
                     .lengths = recorded->lengths,
                     .num_layers = static_cast<int32_t>(plan.wanted_layers.size()),
                     .counts_ids = counts_ids,
+                    .draws = recorded->draws,
                     .is_shared = workers_.size() > 1},
-                   batch, flight);
+                   batch, flight, draw);
     } else if (has_stages()) {
       begin(plan, batch, flight);
     } else {
@@ -371,21 +373,16 @@ void StepRunner::abandon() noexcept {
 }
 
 // All are drawn on the device, and nobody waits for them here, but for the logits of those that
-// have logits processors.
+// have logits processors. One row that asks for more takes all others along: kernels cost more than
+// what a plain row asks for.
 void StepRunner::draw_rows(const ConstTensor& logits, const StepBatch& batch, size_t begin,
                            Flight& flight) {
   const size_t count = static_cast<size_t>(logits.shape[0]);
   const auto tasks = std::span(batch.sample_tasks).subspan(begin, count);
-  if (std::ranges::any_of(tasks, &SampleTask::only_draws))
+  if (std::ranges::all_of(tasks, &SampleTask::only_draws))
     steps_->draw(logits, batch.draws.subspan(begin, count), static_cast<int64_t>(begin));
-  for (size_t i = 0, end = 0; i < count; i = end) {
-    const bool only_draws = tasks[i].only_draws;
-    while (end < count && tasks[end].only_draws == only_draws) ++end;
-    if (only_draws) continue;
-    const ConstTensor rows =
-        logits.slice(0, static_cast<int64_t>(i), static_cast<int64_t>(end - i));
-    sample_on_device(rows, batch, begin + i, flight);
-  }
+  else
+    sample_on_device(logits, batch, begin, flight);
 }
 
 // Rows [begin, begin + S') of the step.
@@ -402,7 +399,8 @@ void StepRunner::sample_on_device(const ConstTensor& logits, const StepBatch& ba
       .rows = sampler_.ask(logits, tasks, std::span(flight.pending).subspan(begin, count)),
       .out = std::span(flight.answered).subspan(begin, count)};
   steps_->sample(args, static_cast<int64_t>(begin),
-                 {.token_ids = batch.input.token_ids, .indices = late_tokens_});
+                 {.token_ids = batch.input.token_ids, .indices = late_tokens_},
+                 sampler_.kept_counts());
 }
 
 std::shared_ptr<KvMover> StepRunner::open_hand_over(const HandOverOptions& options,

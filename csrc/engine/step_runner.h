@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <stop_token>
@@ -165,7 +166,6 @@ class StepRunner final : public Executor {
     return steps_ != nullptr && !config_.enforce_eager && config_.parallel.nodes == 1 &&
            (workers_.size() == 1 || rank_graphs_ != RankGraphs::kGivenUp);
   }
-  void run_recorded(const RecordKey& key, StepBatch& batch, Flight& flight);
   // Hands transfers of blocks of steps that have been waited for to the mover.
   void begin_transfers(const StepPlan& plan);
   void begin(const StepPlan& plan, StepBatch& batch, Flight& flight);
@@ -194,6 +194,7 @@ class StepRunner final : public Executor {
   RankFailure failure_of_ranks(int rank, const std::string& reason) const;
   void tell_guesses(const StepPlan& plan, StepBatch& batch) const;
   void run(const StepPlan& plan, StepBatch& batch, Flight& flight);
+  void run_recorded(const RecordKey& key, StepBatch& batch, Flight& flight, StepSink& behind);
   void draw_rows(const ConstTensor& logits, const StepBatch& batch, size_t begin, Flight& flight);
   void sample_on_device(const ConstTensor& logits, const StepBatch& batch, size_t begin,
                         Flight& flight);
@@ -228,6 +229,8 @@ class StepRunner final : public Executor {
   Sampler sampler_;
   Pooler pooler_;
   std::vector<int32_t> late_tokens_;  // of the rows at hand
+  // [ranks] Where recorded layers leave their states. As many as shapes have come.
+  std::map<RecordKey, std::vector<Tensor>> recorded_hidden_;
   FlightRing<Flight, Scheduler::kMaxInFlight> flights_;
   SampledTokens sampled_;  // that wait() gave last
   NewsSink news_;

@@ -71,7 +71,11 @@ void StepRunner::run_in_group(const std::function<void(int rank)>& work) {
   run_guarded([&] { ranks_.run(work); });
 }
 
-void StepRunner::run_recorded(const RecordKey& key, StepBatch& batch, Flight& flight) {
+// Rows that are edited or report are drawn behind what is recorded: what they ask for differs from
+// step to step, and on rank 0 alone.
+void StepRunner::run_recorded(const RecordKey& key, StepBatch& batch, Flight& flight,
+                              StepSink& behind) {
+  if (!key.draws) masks_.begin(batch.sample_tasks);
   steps_->bring_over();
   batch.has_awaited = runs_ahead();  // asked for always, so that batches of the shape are alike
   // All that a graph uses is in its place before anybody decides whether there are graphs.
@@ -80,6 +84,8 @@ void StepRunner::run_recorded(const RecordKey& key, StepBatch& batch, Flight& fl
       steps_->recording(key) != DeviceSteps::Recording::kNone)
     rank_graphs_ = RankGraphs::kTried;
   RecordedDraw draw(*steps_, batch);
+  std::vector<Tensor>& hidden = recorded_hidden_[key];
+  hidden.resize(workers_.size());
   flight.is_replayed = llmserve::run_recorded(
       {.key = key,
        .ranks = recorders_,
@@ -91,8 +97,21 @@ void StepRunner::run_recorded(const RecordKey& key, StepBatch& batch, Flight& fl
                call(rank);
              });
            },
-       .work = [&](int rank) { workers_[static_cast<size_t>(rank)]->run(batch, draw); },
-       .end = [&](int rank) { end_rank(rank, flight); }});
+       .work =
+           [&](int rank) {
+             Worker& worker = *workers_[static_cast<size_t>(rank)];
+             if (key.draws)
+               worker.run(batch, draw);
+             else
+               hidden[static_cast<size_t>(rank)] = worker.run_layers(batch);
+           },
+       .end =
+           [&](int rank) {
+             if (!key.draws)
+               workers_[static_cast<size_t>(rank)]->run_behind(
+                   batch, hidden[static_cast<size_t>(rank)], behind);
+             end_rank(rank, flight);
+           }});
 }
 
 void StepRunner::run_guarded(const std::function<void()>& work) {

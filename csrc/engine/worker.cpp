@@ -239,7 +239,9 @@ void Worker::take_own_slots(ModelInput& input) {
   input.kv_groups = own_groups_;
 }
 
-void Worker::run(const StepBatch& batch, StepSink& sink) {
+// Calls work(context) for the batch.
+template <class Work>
+void Worker::run_in_context(const StepBatch& batch, const Work& work) {
   ModelInput input = batch.input;
   if (kv_rows_) take_own_slots(input);
   lay_out_layer_states(input);
@@ -268,18 +270,51 @@ void Worker::run(const StepBatch& batch, StepSink& sink) {
                                .groups = groups,
                                .layer_states = layer_states_,
                                .routes = routes};
+  work(context);
+}
+
+void Worker::run(const StepBatch& batch, StepSink& sink) {
+  run_in_context(batch, [&](const ForwardContext& context) {
+    compute_outputs(context, batch, run_layers(context, batch), batch.input.logit_rows, sink);
+  });
+}
+
+Tensor Worker::run_layers(const StepBatch& batch) {
+  Tensor hidden;
+  run_in_context(batch,
+                 [&](const ForwardContext& context) { hidden = run_layers(context, batch); });
+  return hidden;
+}
+
+void Worker::run_behind(const StepBatch& batch, const Tensor& hidden, StepSink& sink) {
+  if (!layers_.is_last()) return;
+  run_in_context(batch, [&](const ForwardContext& context) {
+    // The states, and what lies before them, keep their place in the arena.
+    const auto* begin = arena_->allocate(DType::kF32, {0}).as<std::byte>();
+    const std::byte* end = hidden.as<std::byte>() + hidden.num_bytes();
+    arena_->allocate(DType::kF32, {(end - begin) / size_bytes(DType::kF32)});
+    compute_outputs(context, batch, hidden, batch.input.logit_rows.first(batch.sample_tasks.size()),
+                    sink);
+  });
+}
+
+Tensor Worker::run_layers(const ForwardContext& context, const StepBatch& batch) {
   if (batch.has_awaited) {
     if (rank_ == 0) steps_->take_awaited(batch.input.token_ids, batch.awaited_rows);
     if (ends_.tensor_ranks->world_size() > 1)
-      groups.tp.broadcast(steps_->brought(batch.input.token_ids), 0);
+      context.groups.tp.broadcast(steps_->brought(batch.input.token_ids), 0);
   }
   const Tensor hidden = forward(context, batch.second_half);
   check_files();
+  return hidden;
+}
+
+void Worker::compute_outputs(const ForwardContext& context, const StepBatch& batch,
+                             const Tensor& hidden, std::span<const int32_t> rows, StepSink& sink) {
   if (!layers_.is_last()) return;
   if (rank_ == 0) sink.take_hidden(hidden);
   for (const PooledRows& pooled : batch.pooled_rows)
     compute_pooled_logits(context, hidden, pooled, sink);
-  const std::span<const int32_t> rows = batch.input.logit_rows;
   for (size_t begin = 0; begin < rows.size(); begin += kMaxLogitRowsAtOnce) {
     const size_t count = std::min<size_t>(kMaxLogitRowsAtOnce, rows.size() - begin);
     const Arena::Scope logits_scope(*arena_);

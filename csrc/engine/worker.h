@@ -96,6 +96,11 @@ class Worker {
   // the device for the same work whenever two batches differ in numbers alone, so that a device may
   // record it. Throws CorruptFile once a file that weights are read from in place was cut short.
   void run(const StepBatch& batch, StepSink& sink);
+  // The same in two parts, of which a device may record the first: it returns the final-normed
+  // states. They are where they were when it was asked for, until the next step. The second is for
+  // rows that have a sample task, and not for those that fill the batch up.
+  Tensor run_layers(const StepBatch& batch);
+  void run_behind(const StepBatch& batch, const Tensor& hidden, StepSink& sink);
 
   // [L, T, E] f32 in the backend's memory: the states of the last run's input.wanted_layers, at
   // most config.max_wanted_layers; before the last stage, of those up to its own. Valid until the
@@ -159,6 +164,11 @@ class Worker {
   void lay_out_layer_states(const ModelInput& input);
   void make_workspace();
   Tensor forward(const ForwardContext& context, int64_t second_half);
+  template <class Work>
+  void run_in_context(const StepBatch& batch, const Work& work);
+  Tensor run_layers(const ForwardContext& context, const StepBatch& batch);
+  void compute_outputs(const ForwardContext& context, const StepBatch& batch, const Tensor& hidden,
+                       std::span<const int32_t> rows, StepSink& sink);
   // Of ranks that keep one KV cache each stores its share of the step's tokens.
   void take_own_slots(ModelInput& input);
   void check_files() const;

@@ -34,6 +34,14 @@ struct OwnExperts {
   Tensor weights;  // [R] f32, contiguous, or none
 };
 
+// The counts of a row that are those of one sequence in every step, whose tokens only get more: a
+// device keeps them and is told of the last ones.
+struct KeptCounts {
+  uint64_t id = 0;  // of no other sequence in this process; 0: the row's counts are its own
+  // The entries of SampleRow::counts that the tokens so far were counted in, in their order.
+  std::span<const uint32_t> counted;
+};
+
 // What tells recorded work apart.
 struct RecordKey {
   int64_t num_rows = 0;
@@ -42,6 +50,7 @@ struct RecordKey {
   int32_t num_layers = 0;   // whose hidden states are wanted
   int32_t model = 0;        // of several on the device
   bool counts_ids = false;  // IdCounts::add is asked for
+  bool draws = true;        // draw() of all rows; or nothing is drawn in it, but behind it
   bool is_shared = false;   // with other ranks, which it exchanges with
   auto operator<=>(const RecordKey&) const = default;
 };
@@ -105,9 +114,13 @@ class DeviceSteps {
                     int64_t first_row) = 0;
   // The sample op for rows [first_row, first_row + S') whose draw is edited or that report. What
   // the rows refer to is taken over before it returns; args.out is written by wait(), and has to
-  // stay where it is until then. A late token counts as one more that was generated.
-  virtual void sample(const SampleArgs& args, int64_t first_row, const LateTokens& late) = 0;
+  // stay where it is until then. A late token counts as one more that was generated. kept [S'].
+  virtual void sample(const SampleArgs& args, int64_t first_row, const LateTokens& late,
+                      std::span<const KeptCounts> kept) = 0;
+  // The sequence with these counts (KeptCounts::id) has ended.
+  virtual void forget_counts(uint64_t counts_id) = 0;
   // `work` asks for all of a step between bring_over() and end(): take_awaited(), ops and draw().
+  // With a key without draws it is the beginning of that, and the rest is asked for behind it.
   // For one key it is the same but for what lies in the step's block and in memory that stays where
   // it is. It is asked for as it is the first time, then recorded, and from then on launched
   // without asking (engine/recorded_run.h).

@@ -28,7 +28,10 @@ SampleRow Sampler::make_row(const SampleTask& task, const ConstTensor& logits, s
   const auto place =
       slots_.try_emplace({task.request_id, task.sample_index}, params, logits.shape[0]).first;
   try {
-    place->second.prepare(task, logits, backend_.memory(), row);
+    SamplingSlot& slot = place->second;
+    slot.prepare(task, logits, backend_.memory(), row);
+    if (params.draw.has_penalties() && task.num_drafted_tokens == 0)
+      kept_.back() = {.id = slot.counts().id(), .counted = slot.counts().added()};
   } catch (const std::exception& failure) {  // a logits processor's: its request fails alone
     error = failure.what();
     row = {.forced_token_id = 0};
@@ -56,12 +59,14 @@ std::span<const SampleRow> Sampler::ask(const ConstTensor& logits,
                                         std::span<const SampleTask> tasks,
                                         std::span<PendingSample> pending) {
   rows_.clear();
+  kept_.clear();
   for (size_t i = 0; i < tasks.size(); ++i) {
     const float* row = logits.as<float>() + static_cast<int64_t>(i) * logits.strides[0];
     const ConstTensor row_logits(row, DType::kF32, {logits.shape[1]});
     pending[i] = {.position = tasks[i].position,
                   .is_end = tasks[i].end_token_id >= 0,
                   .awaits_mask = tasks[i].awaits_mask};
+    kept_.emplace_back();
     SampleRow& made = rows_.emplace_back(make_row(tasks[i], row_logits, pending[i].error));
     if (tasks[i].guess >= 0 || tasks[i].drawn_from != nullptr)
       draw_by_rule(tasks[i], row_logits, made);
@@ -106,7 +111,11 @@ void Sampler::append(const SampledRow& row, const PendingSample& pending, Sample
 }
 
 void Sampler::forget(RequestId request_id, int32_t sample_index) {
-  slots_.erase({request_id, sample_index});
+  const auto place = slots_.find({request_id, sample_index});
+  if (place == slots_.end()) return;
+  if (DeviceSteps* const steps = backend_.steps())
+    steps->forget_counts(place->second.counts().id());
+  slots_.erase(place);
 }
 
 }  // namespace llmserve

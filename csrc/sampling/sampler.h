@@ -9,6 +9,7 @@
 
 #include "api/sampled_tokens.h"
 #include "kernels/backend.h"
+#include "kernels/device_steps.h"
 #include "sampling/sampling_slot.h"
 
 namespace llmserve {
@@ -34,6 +35,8 @@ class Sampler {
   // nothing; the rows [S] are valid until it is called again.
   std::span<const SampleRow> ask(const ConstTensor& logits, std::span<const SampleTask> tasks,
                                  std::span<PendingSample> pending);
+  // Of the rows that ask() made last, as valid as they are.
+  std::span<const KeptCounts> kept_counts() const { return kept_; }
   static void append(const SampledRow& row, const PendingSample& pending, SampledTokens& out);
 
   // The sequence has ended: what was kept of it goes.
@@ -49,6 +52,7 @@ class Sampler {
   std::map<std::pair<RequestId, int32_t>, SamplingSlot> slots_;  // by request and sample
   // Of the call under way; they grow to the largest S, then stay.
   std::vector<SampleRow> rows_;
+  std::vector<KeptCounts> kept_;
   std::vector<SampledRow> drawn_;
   std::vector<PendingSample> pending_;
   std::vector<float> host_logits_, probabilities_;  // [V] of a row under the rejection rule

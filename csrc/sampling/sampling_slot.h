@@ -58,6 +58,9 @@ class SamplingSlot {
 
   SamplingSlot(const SamplingParams& params, int64_t vocab_size);
 
+  // Of the counts that its rows have which follow no drafted tokens.
+  const TokenCounts& counts() const { return counts_; }
+
   // Takes in the committed tokens that came since the last call, and sets the row's edits; they
   // point into the slot and the task. Those of a row after drafted tokens are made on a copy, so
   // that a draft which is not accepted leaves nothing behind. They stay valid until the next call

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <span>
 #include <unordered_map>
@@ -17,6 +18,7 @@ class TokenCounts {
   void add(int32_t token_id, bool is_generated) {
     const auto [place, is_new] = places_.try_emplace(token_id, counts_.size());
     if (is_new) counts_.push_back({.token_id = token_id});
+    added_.push_back(static_cast<uint32_t>(place->second));
     TokenCount& count = counts_[place->second];
     if (is_generated) {
       ++count.num_generated;
@@ -26,6 +28,10 @@ class TokenCounts {
   }
   // In the order of their first appearance; valid until the next add().
   std::span<const TokenCount> all() const { return counts_; }
+  // For each token that was added, its index in all(); valid likewise.
+  std::span<const uint32_t> added() const { return added_; }
+  // Of no other in this process, and not 0.
+  uint64_t id() const { return id_; }
   // The same with more generated tokens, as if they had been added: written to `out`.
   void all_with(std::span<const int32_t> token_ids, std::vector<TokenCount>& out) const {
     out = counts_;
@@ -44,7 +50,14 @@ class TokenCounts {
   }
 
  private:
+  static uint64_t next_id() {
+    static std::atomic<uint64_t> num_ids{0};
+    return ++num_ids;
+  }
+
+  const uint64_t id_ = next_id();
   std::vector<TokenCount> counts_;
+  std::vector<uint32_t> added_;
   std::unordered_map<int32_t, size_t> places_;  // token id -> index of counts_
 };
 

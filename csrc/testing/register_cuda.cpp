@@ -166,11 +166,11 @@ void register_testing_cuda(py::module_& testing) {
                                                         .max_model_len = max_model_len,
                                                         .block_size = block_size});
         return shape ? std::optional(std::tuple(shape->batch.num_rows, shape->batch.max_blocks,
-                                                shape->lengths))
+                                                shape->lengths, shape->draws))
                      : std::nullopt;
       },
       "plan"_a, "max_num_seqs"_a, "max_model_len"_a, "block_size"_a,
-      "(rows, blocks, what tells the sequences' lengths apart), or None");
+      "(rows, blocks, what tells the sequences' lengths apart, whether it draws), or None");
   math.def("alignment_bytes", &cuda::alignment_bytes, "value"_a);
 }
 

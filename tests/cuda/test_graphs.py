@@ -1,8 +1,10 @@
 """Decode steps recorded as graphs: the tokens are those of steps that are asked for one by one."""
 
+from importlib.util import find_spec
+
 import pytest
 from checkpoints import checkpoint
-from llmserve import LLM, SamplingParams, _core_testing
+from llmserve import LLM, SamplingParams, StructuredOutputsParams, _core_testing
 
 REASON = _core_testing.unavailable_reason("cuda")
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(bool(REASON), reason=f"no CUDA here: {REASON}")]
@@ -116,7 +118,7 @@ def test_no_step_is_so_large_that_graphs_end():
     assert grown < EDITS_BYTES
 
 
-def test_rows_that_cannot_be_recorded_run_between_those_that_are():
+def test_rows_that_ask_for_more_are_drawn_behind_recorded_layers():
     prompts = [[5, 6, 7], [8, 9, 10, 11]]
     params = [
         SamplingParams(max_tokens=14, ignore_eos=True, temperature=0.8, seed=3),
@@ -126,9 +128,44 @@ def test_rows_that_cannot_be_recorded_run_between_those_that_are():
     for _ in range(NUM_TRIES):
         graphs, counts = generate(prompts, params)
         assert graphs == eager
-        if counts == (1, 8):
+        if counts == (2, 11):
             break
-    assert counts == (1, 8)  # of the nine that the first runs alone
+    # Four steps of both, of which the first runs as it is, then nine that the first runs alone.
+    assert counts == (2, 11)
+
+
+def test_every_kind_of_row_is_drawn_behind_recorded_layers():
+    """Rows that fill the batch up have no part in it: nine requests run as 10, later 7 as 7."""
+
+    def double(token_ids, logits):
+        return logits * 2
+
+    constrained = {}
+    if find_spec("llguidance"):
+        constrained = {"structured_outputs": StructuredOutputsParams(regex="[ab]{20,30}")}
+    kinds = [
+        {"temperature": 0.0, "repetition_penalty": 1.3},
+        {"temperature": 0.9, "seed": 1, "frequency_penalty": 0.7, "presence_penalty": 0.2},
+        {"temperature": 0.8, "seed": 2, "logprobs": 3},
+        {"temperature": 1.0, "seed": 3, "allowed_token_ids": list(range(3, 90))},
+        {"temperature": 1.0, "seed": 4, "logit_bias": {7: 5.0}, "min_tokens": 5},
+        {"temperature": 1.0, "seed": 5, "bad_words": ["a", "b"]},
+        {"temperature": 1.0, "seed": 6, **constrained},
+        {"temperature": 1.0, "seed": 7, "logits_processors": [double]},
+        {"temperature": 1.0, "seed": 8},
+    ]
+    params = [
+        SamplingParams(max_tokens=8 + i % 2 * 4, ignore_eos=True, **kind)
+        for i, kind in enumerate(kinds)
+    ]
+    prompts = [list(range(5 + i, 8 + 2 * i)) for i in range(9)]
+    options = {"max_num_seqs": 10, "num_gpu_blocks_override": 40}
+    eager, counts = generate(prompts, params, enforce_eager=True, **options)
+    assert counts == (0, 0)
+    graphs, (num_captures, num_replays) = generate(prompts, params, **options)
+    assert graphs == eager
+    assert num_captures >= 1
+    assert num_replays > num_captures
 
 
 def test_a_graph_of_one_context_is_not_launched_for_a_longer_one():

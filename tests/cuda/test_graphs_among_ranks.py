@@ -82,6 +82,28 @@ def test_recorded_steps_have_the_tokens_of_one_gpu(
     assert num_replays > 2 * num_captures
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2, "tensor_parallel_size": 2}],
+    ids=str,
+)
+def test_rows_that_ask_for_more_are_drawn_behind_the_layers_of_all_ranks(
+    options: dict[str, Any],
+) -> None:
+    need_gpus(4)
+    more = [{"repetition_penalty": 1.4}, {}, {"logprobs": 2}, {"allowed_token_ids": [3, 4, 5, 6]}]
+    params = [
+        SamplingParams(max_tokens=9, ignore_eos=True, temperature=1.0, seed=i, **fields)
+        for i, fields in enumerate(more)
+    ]
+    with make_llm(enforce_eager=True) as llm:
+        expected = tokens(llm, params)
+    with make_llm(**options) as llm:
+        assert tokens(llm, params) == expected
+        num_captures, num_replays = counts(llm)
+    assert num_replays > num_captures > 0
+
+
 def test_experts_that_stand_whole_are_exchanged_in_graphs() -> None:
     need_gpus(2)
     with make_llm("qwen3_moe", enforce_eager=True) as llm:

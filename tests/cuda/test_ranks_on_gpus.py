@@ -55,7 +55,7 @@ def test_tokens_are_those_of_one_rank(alone: list[object], num_ranks: int) -> No
         metrics = llm.get_metrics()
         assert f"rank 0 of {num_ranks}" in llm.description
     assert (metrics.num_rank_failures, metrics.num_nccl_errors) == (0, 0)
-    assert metrics.num_graph_captures == 0
+    assert metrics.num_graph_captures > 0
 
 
 def test_one_step_at_a_time_has_the_same_tokens(alone: list[object]) -> None:

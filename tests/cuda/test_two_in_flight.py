@@ -74,3 +74,37 @@ def test_a_step_ahead_draws_the_same_tokens(one_after_another):
 def test_the_device_draws_the_tokens_of_the_reference(one_after_another):
     expected, _ = generate(device="ref")
     assert [tokens for tokens, *_ in one_after_another[0]] == [tokens for tokens, *_ in expected]
+
+
+def test_counts_that_stay_on_the_device_are_those_of_the_text():
+    """Lists grow beyond the memory that they begin with, leave it to other requests, and outlive
+    a sequence's leaving the pool."""
+
+    def tokens(device):
+        params = [
+            SamplingParams(
+                max_tokens=20 + 4 * i,
+                ignore_eos=True,
+                temperature=1.0,
+                seed=i,
+                repetition_penalty=1.5 - 0.2 * i,
+                frequency_penalty=0.3 * i,
+            )
+            for i in range(4)
+        ]
+        prompts = [list(range(3, 10)), list(range(3, 63)), [7] * 9, list(range(100, 170))]
+        with LLM(
+            checkpoint("qwen3"),
+            device=device,
+            max_model_len=96,
+            max_num_batched_tokens=96,
+            num_gpu_blocks_override=24,
+            block_size=8,
+        ) as llm:
+            rounds = [llm.generate(p, params, use_tqdm=False) for p in (prompts, prompts[::-1])]
+            preempted = llm.get_metrics().num_preemptions
+        return [output.outputs[0].token_ids for outputs in rounds for output in outputs], preempted
+
+    got, num_preempted = tokens("cuda")
+    assert got == tokens("ref")[0]
+    assert num_preempted > 0

@@ -11,14 +11,14 @@ from scripted import Runner
 LAUNCH = _core_testing.cuda_launch
 
 
-def shape_of_decode(runner: Runner) -> tuple[int, int] | None:
+def shape_of_decode(runner: Runner, *, draws: bool = True) -> tuple[int, int] | None:
     """Of the step after the prompts', in blocks of four."""
     runner.step()
     plan = runner.scheduler.schedule()
-    shape: tuple[int, int, int] | None = LAUNCH.recorded_shape(plan, 8, 1024, 4)
+    shape: tuple[int, int, int, bool] | None = LAUNCH.recorded_shape(plan, 8, 1024, 4)
     if shape is None:
         return None
-    assert shape[2] == 0
+    assert shape[2:] == (0, draws)
     return shape[:2]
 
 
@@ -59,14 +59,15 @@ def test_a_batch_of_single_tokens_is_recorded() -> None:
     ],
     ids=str,
 )
-def test_a_row_that_asks_for_more_keeps_its_step_from_it(fields: dict[str, Any]) -> None:
+def test_a_row_that_asks_for_more_leaves_the_drawing_out_of_it(fields: dict[str, Any]) -> None:
     runner = Runner(num_blocks=64)
     runner.add(0, [1, 2, 3], max_tokens=8)
     runner.add(1, [1, 2, 4], max_tokens=8, **fields)
-    assert shape_of_decode(runner) is None
+    rows = 3 if "beam_width" in fields else 2
+    assert shape_of_decode(runner, draws=False) == (rows, 256 // 4)
 
 
-def shape_with_guesses(*counts: int) -> tuple[int, int, int] | None:
+def shape_with_guesses(*counts: int) -> tuple[int, int, int, bool] | None:
     """Of a step of as many sequences, with so many guesses each."""
     runner = Runner(num_blocks=256, max_num_batched_tokens=64)
     for request_id in range(len(counts)):
@@ -77,7 +78,7 @@ def shape_with_guesses(*counts: int) -> tuple[int, int, int] | None:
     for request_id, count in enumerate(counts):
         if count > 0:
             _core_testing.draft_ready(runner.scheduler, request_id, 0, 5, [1] * count)
-    shape: tuple[int, int, int] | None = LAUNCH.recorded_shape(
+    shape: tuple[int, int, int, bool] | None = LAUNCH.recorded_shape(
         runner.scheduler.schedule(), 8, 1024, 4
     )
     return shape
@@ -88,7 +89,7 @@ def test_tokens_with_guesses_behind_them_are_recorded_by_how_many_they_are() -> 
     shapes = [shape_with_guesses(*counts) for counts in few]
     assert [shape[0] for shape in shapes if shape] == [len(c) + sum(c) for c in few]
     assert len(set(shapes)) == len(few)
-    assert shape_with_guesses(0, 0) == (2, 64, 0)
+    assert shape_with_guesses(0, 0) == (2, 64, 0, True)
     many = shape_with_guesses(4, 4, 4)
     assert many is not None
     assert many[:2] == (15, 64)

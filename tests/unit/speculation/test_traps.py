@@ -172,7 +172,7 @@ def test_steps_are_recorded_with_guesses_and_without() -> None:
     runner.add(0, [1, 2, 3], max_tokens=12, has_drafter=True)
     runner.step()
     plan = runner.scheduler.schedule()
-    assert recorded_shape(plan, 8, 1024, 4) == (1, 64, 0)
+    assert recorded_shape(plan, 8, 1024, 4) == (1, 64, 0, True)
     sampled = runner.model.execute(plan)
     runner.scheduler.commit(sampled)
     _core_testing.draft_ready(runner.scheduler, 0, 0, 5, [1, 2])

@@ -55,7 +55,11 @@ DrawList SampleCall::add(std::span<const TokenCount> counts) {
   return list;
 }
 
-void SampleCall::write_asked(std::byte* to) {
+void SampleCall::write_asked(std::byte* to, const std::byte* asked) {
+  // A list is told by how far it is from what was asked, in which others are.
+  for (const auto& [row, counts] : kept_)
+    draw_rows_[row].counts.begin =
+        reinterpret_cast<intptr_t>(counts) - reinterpret_cast<intptr_t>(asked);
   for (const Part& part : parts_) std::memcpy(to + part.begin, part.from, part.num_bytes);
   for (const auto& [begin, counts] : counts_) {
     auto* count = reinterpret_cast<DrawCount*>(to + begin);
@@ -63,10 +67,12 @@ void SampleCall::write_asked(std::byte* to) {
   }
   parts_.clear();
   counts_.clear();
+  kept_.clear();
 }
 
 // The row as the kernel takes it, its lists among what is asked.
-DrawRow SampleCall::draw_row(const SampleRow& row, const float* raw, const int32_t* late_token) {
+DrawRow SampleCall::draw_row(const SampleRow& row, const float* raw, const int32_t* late_token,
+                             const KeptCounts& kept, DeviceCounts* lists) {
   DrawRow to{.raw = raw,
              .draw = row.draw,
              .seed = row.seed,
@@ -82,12 +88,18 @@ DrawRow SampleCall::draw_row(const SampleRow& row, const float* raw, const int32
   to.biases = add(row.biases);
   to.allowed = add(row.allowed);
   to.banned = add(row.banned_token_ids);
-  to.counts = add(row.counts);
+  if (lists && kept.id != 0 && !row.counts.empty()) {
+    kept_.emplace_back(draw_rows_.size(), lists->bring_up(row.counts, kept, count_updates_));
+    to.counts.count = std::ssize(row.counts);
+  } else {
+    to.counts = add(row.counts);
+  }
   return to;
 }
 
 SampleCall::SampleCall(const ConstTensor& logits, std::span<const SampleRow> rows,
-                       std::span<const int32_t* const> late_tokens)
+                       std::span<const int32_t* const> late_tokens,
+                       std::span<const KeptCounts> kept, DeviceCounts* lists)
     : vocabulary_(logits.shape[1]), wanted_(rows.size()) {
   draw_rows_.reserve(rows.size());
   int64_t num_top = 0;
@@ -95,7 +107,8 @@ SampleCall::SampleCall(const ConstTensor& logits, std::span<const SampleRow> row
     const SampleRow& row = rows[i];
     const auto idx = static_cast<int32_t>(i);
     const float* raw = logits.as<float>() + idx * logits.strides[0];
-    draw_rows_.push_back(draw_row(row, raw, late_tokens.empty() ? nullptr : late_tokens[i]));
+    draw_rows_.push_back(draw_row(row, raw, late_tokens.empty() ? nullptr : late_tokens[i],
+                                  kept.empty() ? KeptCounts{} : kept[i], lists));
     if (row.num_top < 0) continue;
     const auto top = static_cast<int32_t>(std::min<int64_t>(row.num_top, vocabulary_));
     wanted_[i] = {top, {row.reported_token_ids.begin(), row.reported_token_ids.end()}};
@@ -106,6 +119,7 @@ SampleCall::SampleCall(const ConstTensor& logits, std::span<const SampleRow> row
       rank_queries_.push_back({.raw = raw, .token_id = id, .row = idx});
   }
   rows_ = add(std::span<const DrawRow>(draw_rows_));
+  updates_ = add(std::span<const CountUpdate>(count_updates_));
   reports_ = add(std::span<const ReportRow>(report_rows_));
   queries_ = add(std::span<const RankQuery>(rank_queries_));
   reports_begin_ = answers_.add<Report>(reports_.count);
@@ -116,6 +130,8 @@ SampleCall::SampleCall(const ConstTensor& logits, std::span<const SampleRow> row
 void SampleCall::launch(std::byte* asked, std::byte* answers, std::byte* weights, DrawnRow* drawn,
                         cudaStream_t stream) const {
   auto* rows = reinterpret_cast<DrawRow*>(asked + rows_.begin);
+  update_counts(reinterpret_cast<const CountUpdate*>(asked + updates_.begin), updates_.count,
+                stream);
   draw(rows, rows_.count, asked, vocabulary_, reinterpret_cast<float*>(weights), drawn, stream);
   report(reinterpret_cast<ReportRow*>(asked + reports_.begin), reports_.count, rows, drawn,
          vocabulary_, reinterpret_cast<Report*>(answers + reports_begin_),

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/cuda/kernels.h"
+#include "kernels/cuda/sampling/device_counts.h"
 #include "kernels/ops.h"
 
 namespace llmserve::cuda {
@@ -35,13 +36,16 @@ class SampleCall {
  public:
   SampleCall() = default;
   // late_tokens [S], or empty: where on the device a row's late token is (LateTokens), or null.
+  // kept [S], or empty: counts that stay in `lists`, which is null where there are none.
   SampleCall(const ConstTensor& logits, std::span<const SampleRow> rows,
-             std::span<const int32_t* const> late_tokens = {});
+             std::span<const int32_t* const> late_tokens = {},
+             std::span<const KeptCounts> kept = {}, DeviceCounts* lists = nullptr);
 
   // What the rows ask for, their lists included, and its bytes: straight to where it is copied
-  // from. What the rows refer to must be there still, and is not needed afterwards.
+  // from. `asked` is where on the device it will be. What the rows refer to must be there still,
+  // and is not needed afterwards.
   int64_t asked_bytes() const { return asked_layout_.num_bytes(); }
-  void write_asked(std::byte* to);
+  void write_asked(std::byte* to, const std::byte* asked);
   int64_t answer_bytes() const { return answers_.num_bytes(); }
   // Of the draw's working memory.
   int64_t weight_bytes() const {
@@ -72,17 +76,21 @@ class SampleCall {
   template <class T>
   DrawList add(std::span<const T> values);
   DrawList add(std::span<const TokenCount> counts);
-  DrawRow draw_row(const SampleRow& row, const float* raw, const int32_t* late_token);
+  DrawRow draw_row(const SampleRow& row, const float* raw, const int32_t* late_token,
+                   const KeptCounts& kept, DeviceCounts* lists);
 
   int64_t vocabulary_ = 0;
   Layout asked_layout_;
   std::vector<Part> parts_;
   std::vector<std::pair<int64_t, std::span<const TokenCount>>> counts_;  // likewise, as DrawCount
+  std::vector<std::pair<size_t, const DrawCount*>> kept_;                // by rows of draw_rows_
   std::vector<DrawRow> draw_rows_;
   std::vector<ReportRow> report_rows_;
   std::vector<RankQuery> rank_queries_;
+  std::vector<CountUpdate> count_updates_;
   DrawList rows_;               // DrawRow
   DrawList reports_;            // ReportRow, of the rows with num_top >= 0
+  DrawList updates_;            // CountUpdate
   DrawList queries_;            // RankQuery: of each such row its token, then its reported ones
   std::vector<Wanted> wanted_;  // [S]
   Layout answers_;

@@ -10,7 +10,7 @@ void CudaBackend::do_sample(const SampleArgs& args) {
   memory_.make_current();
   SampleCall call(args.logits, args.rows);
   std::vector<std::byte> asked(static_cast<size_t>(call.asked_bytes()));
-  call.write_asked(asked.data());
+  call.write_asked(asked.data(), nullptr);  // which nothing that stays is told from
   Layout layout;
   const int64_t drawn_begin = layout.add<DrawnRow>(std::ssize(args.rows));
   const int64_t answers_begin = layout.add<std::byte>(call.answer_bytes());

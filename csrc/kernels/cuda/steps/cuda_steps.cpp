@@ -157,8 +157,8 @@ std::byte* CudaSteps::weights(int64_t num_bytes) {
 
 // Both copies are of pinned memory, in the stream's order. The place in the ring is free: whoever
 // had it was waited for, or abandoned.
-void CudaSteps::sample(const SampleArgs& args, int64_t first_row, const LateTokens& late) {
-  validate(args);
+void CudaSteps::sample(const SampleArgs& args, int64_t first_row, const LateTokens& late,
+                       std::span<const KeptCounts> kept) {
   std::vector<const int32_t*> late_tokens;
   for (const int32_t idx : late.indices)
     late_tokens.push_back(idx >= 0 ? block_.on_device(&late.token_ids[static_cast<size_t>(idx)])
@@ -166,7 +166,7 @@ void CudaSteps::sample(const SampleArgs& args, int64_t first_row, const LateToke
   Samplings& step = samplings(step_);
   if (step.count == step.calls.size()) step.calls.emplace_back();
   Sampling& sampling = step.calls[step.count++];
-  sampling.call = SampleCall(args.logits, args.rows, late_tokens);
+  sampling.call = SampleCall(args.logits, args.rows, late_tokens, kept, &counts_);
   sampling.first_row = first_row;
   sampling.out = args.out;
   const int64_t asked_bytes = sampling.call.asked_bytes();
@@ -174,7 +174,7 @@ void CudaSteps::sample(const SampleArgs& args, int64_t first_row, const LateToke
   grow(sampling.answers, sampling.call.answer_bytes(), pinned_);
   grow(asked_, asked_bytes, memory_);
   grow(answers_, sampling.call.answer_bytes(), memory_);
-  sampling.call.write_asked(sampling.asked.data());
+  sampling.call.write_asked(sampling.asked.data(), asked_.data());
   const auto copy = [&](std::byte* to, const std::byte* from, int64_t num_bytes,
                         cudaMemcpyKind kind) {
     if (num_bytes == 0) return;
@@ -230,13 +230,13 @@ void CudaSteps::ask(const RecordKey& key, const std::function<void()>& work) {
   block_.is_recorded = true;
   starts_early = allows_early_starts_ && key.num_rows <= kMmaGemvMaxRows && !key.is_shared;
   work();
-  publish_results();
+  if (key.draws) publish_results();
   block_.is_recorded = starts_early = false;
 }
 
 void CudaSteps::run_asked(const RecordKey& key, const std::function<void()>& work) {
   ask(key, work);
-  is_published_ = true;
+  is_published_ = key.draws;
   const std::lock_guard lock(recorded_mutex_);
   recorded_.find(key).has_run = true;
 }
@@ -278,7 +278,7 @@ void CudaSteps::replay(const RecordKey& key) {
     entry.graph.launch(memory_.stream());
     ++record_counts_.num_replays;
   }
-  is_published_ = true;
+  is_published_ = key.draws;
   if (key.is_shared) marks_.put(memory_.stream());
 }
 
@@ -343,6 +343,7 @@ void CudaSteps::abandon() noexcept {
   cudaSetDevice(memory_.device());
   cudaStreamSynchronize(memory_.stream());
   cudaGetLastError();
+  counts_.distrust();
   block_.num_bytes = 0;
   block_.is_captured = block_.is_recorded = is_published_ = starts_early = false;
 }

@@ -30,7 +30,7 @@ class CudaSteps final : public DeviceSteps {
   // Tells `block` where a step's integers are on the device. A mark goes behind what is launched
   // with exchanges in it.
   CudaSteps(DeviceMemory& memory, PinnedMemory& pinned, StepBlock& block, QueueMarks& marks)
-      : memory_(memory), pinned_(pinned), block_(block), marks_(marks) {}
+      : memory_(memory), pinned_(pinned), block_(block), marks_(marks), counts_(memory) {}
 
   // Device memory that steps of at most this shape take, and reserve() takes, so that none grows.
   static int64_t device_bytes(const StepShape& shape);
@@ -53,7 +53,9 @@ class CudaSteps final : public DeviceSteps {
   void own_experts(const OwnExperts& args) override;
   void draw(const ConstTensor& logits, std::span<const SeededDraw> draws,
             int64_t first_row) override;
-  void sample(const SampleArgs& args, int64_t first_row, const LateTokens& late) override;
+  void sample(const SampleArgs& args, int64_t first_row, const LateTokens& late,
+              std::span<const KeptCounts> kept) override;
+  void forget_counts(uint64_t counts_id) override { counts_.forget(counts_id); }
   Recording recording(const RecordKey& key) override;
   void run_asked(const RecordKey& key, const std::function<void()>& work) override;
   bool record(const RecordKey& key, const std::function<void()>& work) override;
@@ -154,6 +156,7 @@ class CudaSteps final : public DeviceSteps {
   Buffer weights_;    // [S', V], working memory of the draw
   Buffer asked_;      // of the sampling under way
   Buffer answers_;    // likewise
+  DeviceCounts counts_;
   std::array<Samplings, kNumSlots> samplings_;
   Buffer results_;  // mapped: [kNumSlots][header, max rows]
   int64_t result_bytes_ = 0;
