@@ -3,6 +3,7 @@
 
 #include <span>
 
+#include "core/buffer.h"
 #include "core/tensor.h"
 #include "kernels/ops.h"
 
@@ -17,6 +18,8 @@ class UncheckedPacking {
   // Backend::first_non_finite finds the one that is not.
   virtual LinearWeight pack_unchecked(std::span<const ConstTensor> parts, DType dtype,
                                       bool& is_finite) = 0;
+  // The same of a contiguous f32, bf16 or f16 tensor that stays as it is.
+  virtual Buffer bring_over(const ConstTensor& tensor, bool& is_finite) = 0;
 };
 
 }  // namespace llmserve

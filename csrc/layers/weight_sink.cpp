@@ -105,6 +105,11 @@ class PackSink : public WeightSink {
   void table(const TensorEntry& entry, TableWeight& table) override {
     const Stopwatch reading(report_.read_us);
     const std::shared_ptr<const MappedFile>& file = source_.checkpoint().file(entry);
+    if (unchecked_ && !table.blocks && is_in_place(source_.checkpoint(), entry)) {
+      bring_over_table(entry, table);
+      file->release(entry.offset, entry.num_bytes);
+      return;
+    }
     table.view = table.blocks ? source_.blocks(entry)
                               : source_.values(entry, source_.format().dtype, table.copy);
     if (!memory().is_host()) {
@@ -158,6 +163,19 @@ class PackSink : public WeightSink {
     if (unchecked_ && !planned.format && lie_as_they_are(rows))
       return pack_unchecked(planned, rows);
     return pack(planned, rows, read(rows, planned.dtype));
+  }
+
+  void bring_over_table(const TensorEntry& entry, TableWeight& table) {
+    Buffer copy;  // none is needed
+    table.view = host_values(source_.checkpoint(), entry, entry.dtype, backend(), copy);
+    bool is_finite = true;
+    table.copy = unchecked_->bring_over(table.view, is_finite);
+    if (!is_finite) {
+      source_.values(entry, source_.format().dtype, copy);  // names the value
+      throw CorruptFile(concat(source_.checkpoint().path(), ": tensor \"", entry.name,
+                               "\" has a value that is not finite"));
+    }
+    table.view.data = table.copy.data();
   }
 
   // Whether each part's rows are those of the file, in one piece.

@@ -180,16 +180,19 @@ def test_integers_of_several_staging_buffers_are_those_of_the_host(rng, num_thre
 @pytest.mark.cuda
 @pytest.mark.skipif(bool(REASON), reason=f"no CUDA here: {REASON}")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["self_attn.v_proj", "mlp.gate_proj"])  # of stacked ones
+@pytest.mark.parametrize(
+    "name",  # of stacked ones, and of a table
+    ["model.layers.1.self_attn.v_proj", "model.layers.1.mlp.gate_proj", "model.embed_tokens"],
+)
 def test_a_value_that_is_not_finite_is_named_where_it_is_found_on_its_way(tmp_path, dtype, name):
     path = copy_checkpoint(checkpoint("llama", dtype=dtype), tmp_path / "model")
     tensors = load_file(path / "model.safetensors")
-    bad = tensors[f"model.layers.1.{name}.weight"]
+    bad = tensors[f"{name}.weight"]
     bad.reshape(-1)[37] = float("inf")
     save_file(tensors, path / "model.safetensors")
     with pytest.raises(CorruptFile) as caught:
         LLM(path, device="cuda", max_model_len=64)
-    assert f'"model.layers.1.{name}.weight": element 37 of {dtype}' in str(caught.value)
+    assert f'"{name}.weight": element 37 of {dtype}' in str(caught.value)
     assert "is infinite; weights must be finite" in str(caught.value)
 
 

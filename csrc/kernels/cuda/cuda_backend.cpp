@@ -253,6 +253,16 @@ LinearWeight CudaBackend::pack_unchecked(std::span<const ConstTensor> parts, DTy
   return weight;
 }
 
+Buffer CudaBackend::bring_over(const ConstTensor& tensor, bool& is_finite) {
+  check_internal(tensor.is_contiguous(), "what is brought over lies in one piece");
+  std::atomic<bool> is_good{true};
+  Buffer data(tensor.num_bytes(), memory_);
+  upload(data.data(), tensor.dtype, tensor, &is_good);
+  transfers_.lead_ops();
+  is_finite = is_good;
+  return data;
+}
+
 LinearWeight CudaBackend::pack(std::span<const ConstTensor> parts, DType dtype,
                                std::atomic<bool>* is_finite) {
   const int64_t n = check_linear_parts(parts, dtype);

@@ -59,6 +59,7 @@ class CudaBackend final : public Backend, public UncheckedPacking {
   LinearWeight pack_linear(std::span<const ConstTensor> parts, DType dtype) override;
   LinearWeight pack_unchecked(std::span<const ConstTensor> parts, DType dtype,
                               bool& is_finite) override;
+  Buffer bring_over(const ConstTensor& tensor, bool& is_finite) override;
   int64_t packed_bytes(int64_t out_features, int64_t in_features, DType dtype) const override;
   // Integers of every format that has a kernel, packed on the host's threads.
   bool can_run(const LinearFormat& format) const override;
