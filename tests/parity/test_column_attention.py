@@ -4,6 +4,8 @@ kernels do not take, beside the reference. A row has the same bits in any tile a
 import numpy as np
 import op_formulas as formulas
 import pytest
+from checkpoints import checkpoint
+from llmserve import LLM, SamplingParams
 from llmserve import _core_testing as testing
 
 REASON = testing.unavailable_reason("cuda")
@@ -168,3 +170,29 @@ def test_many_sequences_are_split_in_parts_with_the_bits_of_each_alone(cuda, rng
     for b in (0, 4, 297, 299):
         alone = run(cuda, [sequences[b]], [queries[b]])
         np.testing.assert_array_equal(got[[b]], alone)
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
+def test_a_model_of_latents_has_the_same_tokens_in_chunks_alone_and_recorded(
+    monkeypatch, kv_cache_dtype
+):
+    monkeypatch.setenv("LLMSERVE_CUDA_GEMM", "invariant")
+    path = checkpoint("deepseek_v2", qk_rope_head_dim=16)  # rows of 48
+    prompts = [list(range(5 + i, 25 + 9 * i)) for i in range(3)]
+    params = SamplingParams(max_tokens=5, temperature=0, logprobs=1)
+
+    def run(batches, **options):
+        fields = {"max_model_len": 96, "block_size": 8, "enable_prefix_caching": False, **options}
+        with LLM(
+            path, device="cuda", dtype="bfloat16", kv_cache_dtype=kv_cache_dtype, **fields
+        ) as llm:
+            outputs = [o for batch in batches for o in llm.generate(batch, params, use_tqdm=False)]
+        samples = [output.outputs[0] for output in outputs]
+        return [
+            [(t, at[t].logprob) for t, at in zip(s.token_ids, s.logprobs, strict=True)]
+            for s in samples
+        ]
+
+    together = run([prompts])
+    assert run([[prompt] for prompt in prompts], max_num_batched_tokens=7) == together
+    assert run([prompts], enforce_eager=True, max_num_batched_tokens=16) == together

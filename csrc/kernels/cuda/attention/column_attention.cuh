@@ -160,6 +160,7 @@ __global__ void __launch_bounds__(kColumnThreads, 1)
 
 // blockIdx: (row, KV head, sequence); threads stride over the columns.
 __global__ void merge_pieces_kernel(AttentionParams p, ColumnParams c) {
+  constexpr int kTogether = 8;  // pieces that are asked for before any is there
   wait_for_previous();
   const int64_t row = blockIdx.x;
   const int64_t first_row = row / c.tile_rows * c.tile_rows;
@@ -177,20 +178,35 @@ __global__ void merge_pieces_kernel(AttentionParams p, ColumnParams c) {
     float stretch_m = -INFINITY;
     float stretch_sum = 0.0f;
     float stretch_value = 0.0f;
-    for (int piece = 0; piece < pieces.count; ++piece) {
-      const int64_t at = begin + piece;
-      const Merge in_stretch = merge(stretch_m, c.maxima[at]);
-      stretch_m = in_stretch.m;
-      stretch_sum = merged(in_stretch, stretch_sum, c.sums[at]);
-      stretch_value = merged(in_stretch, stretch_value, c.outputs[at * width + i]);
-      const int next = (pieces.first + piece + 1) * pieces.length;
-      if (piece + 1 < pieces.count && next % kColumnStretch != 0) continue;
-      const Merge both = merge(m, stretch_m);
-      m = both.m;
-      sum = merged(both, sum, stretch_sum);
-      value = merged(both, value, stretch_value);
-      stretch_m = -INFINITY;
-      stretch_sum = stretch_value = 0.0f;
+    for (int first = 0; first < pieces.count; first += kTogether) {
+      float piece_m[kTogether] = {};
+      float piece_sum[kTogether] = {};
+      float piece_value[kTogether] = {};
+#pragma unroll
+      for (int j = 0; j < kTogether; ++j) {
+        if (first + j >= pieces.count) break;
+        const int64_t at = begin + first + j;
+        piece_m[j] = c.maxima[at];
+        piece_sum[j] = c.sums[at];
+        piece_value[j] = c.outputs[at * width + i];
+      }
+#pragma unroll
+      for (int j = 0; j < kTogether; ++j) {
+        const int piece = first + j;
+        if (piece >= pieces.count) break;
+        const Merge in_stretch = merge(stretch_m, piece_m[j]);
+        stretch_m = in_stretch.m;
+        stretch_sum = merged(in_stretch, stretch_sum, piece_sum[j]);
+        stretch_value = merged(in_stretch, stretch_value, piece_value[j]);
+        const int next = (pieces.first + piece + 1) * pieces.length;
+        if (piece + 1 < pieces.count && next % kColumnStretch != 0) continue;
+        const Merge both = merge(m, stretch_m);
+        m = both.m;
+        sum = merged(both, sum, stretch_sum);
+        value = merged(both, value, stretch_value);
+        stretch_m = -INFINITY;
+        stretch_sum = stretch_value = 0.0f;
+      }
     }
     const Ending ending = end_row(p, rows, row, m, sum);
     out[i] = value * ending.kept / ending.divisor;
