@@ -111,7 +111,12 @@ void RankThreads::run_rank(Posted& posted, int rank) {
   }
   Rank& own = ranks_[static_cast<size_t>(rank)];
   const BeatScope scope(own.own_beat);
-  own.beat = &scope.beat();
+  const auto watch_beat = [&](const ThreadBeat& beat) {
+    if (&beat == own.beat) return;
+    const std::lock_guard lock(beats_mutex_);
+    own.beat = &beat;
+  };
+  watch_beat(scope.beat());
   own.is_working = true;
   try {
     posted.task.call(posted.task.work, rank);
@@ -124,6 +129,7 @@ void RankThreads::run_rank(Posted& posted, int rank) {
     fail(rank, std::current_exception());
   }
   own.is_working = false;
+  watch_beat(own.own_beat);
 }
 
 // The first one counts.
@@ -147,8 +153,11 @@ void RankThreads::watch() {
       if (over_.wait_for(lock, RankPatience::kBetweenLooks, [this] { return is_stopping_.load(); }))
         return;
     }
-    const auto num_waiting =
-        static_cast<int>(std::ranges::count_if(ranks_, &Rank::waits)) + (is_awaited_ ? 1 : 0);
+    int num_waiting = is_awaited_ ? 1 : 0;
+    {
+      const std::lock_guard lock(beats_mutex_);
+      num_waiting += static_cast<int>(std::ranges::count_if(ranks_, &Rank::waits));
+    }
     for (int rank = 0; rank < num_ranks_; ++rank) look_at(rank, num_waiting);
   }
 }
@@ -156,14 +165,19 @@ void RankThreads::watch() {
 void RankThreads::look_at(int rank, int num_waiting) {
   Rank& own = ranks_[static_cast<size_t>(rank)];
   const RankPatience& patience = options_.patience;
-  own.still.look(*own.beat.load(), own.is_working, RankPatience::kBetweenLooks);
+  const char* op = nullptr;
+  {
+    const std::lock_guard lock(beats_mutex_);
+    own.still.look(*own.beat, own.is_working, RankPatience::kBetweenLooks);
+    op = own.beat->op;
+  }
   const std::chrono::milliseconds time = own.still.time();
   if (time.count() == 0) own.is_lost = false;
   const bool is_late = own.still.idle() >= patience.still || time >= patience.busy;
   if (!is_late) return;
-  const std::string what = concat(
-      "rank ", rank, " of ", num_ranks_, " has stood still for ", time.count() / 1000,
-      " s, after the op ", own.beat.load()->op.load(), " was begun, while others wait for it");
+  const std::string what =
+      concat("rank ", rank, " of ", num_ranks_, " has stood still for ", time.count() / 1000,
+             " s, after the op ", op, " was begun, while others wait for it");
   if (!own.is_lost && num_waiting > 0) {
     own.is_lost = true;
     own.left_at = time + patience.left;

@@ -131,21 +131,23 @@ class RankThreads {
   // What is known of a rank, and by the watching thread alone for how long it has stood still.
   struct alignas(kCacheLineBytes) Rank {
     ThreadBeat own_beat;
-    // Where its thread's signs go; valid while it works.
-    std::atomic<const ThreadBeat*> beat{&own_beat};
+    // Where its thread's signs go: its caller's, which may be no more once it has ended its work,
+    // or its own. Guarded by beats_mutex_.
+    const ThreadBeat* beat = &own_beat;
     std::atomic<bool> is_working{false};
     StandStill still;
     bool is_lost = false;                  // it has failed the work for it
     std::chrono::milliseconds left_at{0};  // of its standing still, when it will be left
     bool is_left = false;                  // it was
 
-    bool waits() const { return is_working && beat.load()->is_paused; }
+    bool waits() const { return is_working && beat->is_paused; }
   };
 
   const int num_ranks_;
   const int max_spins_;
   const Options options_;
   std::vector<Rank> ranks_;
+  std::mutex beats_mutex_;
   std::atomic<bool> is_awaited_{false};
   std::mutex mutex_;  // guards what follows
   std::condition_variable has_work_;
