@@ -56,6 +56,7 @@ class Sizes:
         (1, 2048, 2048),
         (1, 8192, 8192),
     )
+    prepared: tuple[tuple[int, int], ...] = ((1, 512), (1, 4096), (8, 1024), (64, 1024))
     row_tokens: int = 2048
     row_width: int = 2048
     vocabulary: int = 151936
@@ -79,6 +80,7 @@ SMALL = Sizes(
     qkv_tokens=(1,),
     heads=((2, 1, 64),),
     attention=((2, 1, 32), (1, 80, 80)),  # rows enough for the kernel of prompts
+    prepared=((2, 32),),
     row_tokens=4,
     row_width=32,
     vocabulary=96,
@@ -259,6 +261,48 @@ def all_latent_rows(
             yield row
 
 
+def prepared_rows(_: Any, limits: Limits, rng: np.random.Generator, sizes: Sizes) -> Iterator[Row]:
+    """From a step's queries, keys and values to what its output layer makes, with what stands
+    before attention in a kernel of its own and within attention."""
+    block = 16
+    for choice in ("kernel", "attention"):
+        backend = backend_with({"LLMSERVE_CUDA_PREPARE": choice})
+        for heads, kv_heads, dim in sizes.heads:
+            weight = backend.pack_linear([bf16(rng, sizes.row_width // 2, heads * dim)], "bfloat16")
+            norm = backend.to_device(np.ones(dim, np.float32))
+            for batch, context in sizes.prepared:
+                blocks = context // block
+                shape = (batch * blocks, kv_heads, block, dim)
+                keys, values = (backend.to_device(bf16(rng, *shape)) for _ in range(2))
+                tables = np.arange(batch * blocks, dtype=np.int32).reshape(batch, blocks)
+                slots = (np.arange(batch) + 1) * context - 1
+                width = (heads + 2 * kv_heads) * dim
+                qkv = backend.to_device(rng.standard_normal((batch, width), dtype=np.float32))
+                angles = backend.to_device(rng.standard_normal((batch, dim), dtype=np.float32))
+                attended = backend.empty_device((batch, heads * dim), "float32")
+                out = backend.empty_device((batch, weight.out_features), "float32")
+                starts = np.arange(batch + 1, dtype=np.int32)
+                lens = np.full(batch, context, np.int32)
+
+                def run(backend: Any = backend, heads: int = heads, weight: Any = weight,
+                        norm: Any = norm, keys: Any = keys, values: Any = values,
+                        tables: Any = tables, slots: Any = slots, qkv: Any = qkv,
+                        angles: Any = angles, attended: Any = attended, out: Any = out,
+                        starts: Any = starts, lens: Any = lens) -> None:  # fmt: skip
+                    backend.prepared_attention(
+                        *(qkv, heads, keys, values, slots, starts, lens, tables, 0.1, weight),
+                        *((norm, norm), (angles, angles)),
+                        attended=attended,
+                        out=out,
+                    )
+
+                num_bytes = (
+                    4 * batch * context * kv_heads * dim + 2 * heads * dim * weight.out_features
+                )
+                name = f"prepared by {choice}: {heads}/{kv_heads}x{dim} B={batch} context={context}"
+                yield limits.row(name, seconds_of(backend, run, 0.05), num_bytes)
+
+
 def plain_rows(_: Any, limits: Limits, rng: np.random.Generator, sizes: Sizes) -> Iterator[Row]:
     """The kernels whose products have the same bits at every M: what that costs."""
     plain = backend_with({"LLMSERVE_CUDA_GEMM": "plain", "LLMSERVE_CUDA_ATTENTION": "plain"})
@@ -381,7 +425,7 @@ def torch_rows(limits: Limits, sizes: Sizes, device: str) -> Iterator[Row]:
 Make = Callable[[Any, Limits, np.random.Generator, Sizes], Iterator[Row]]
 # What is wanted first comes first: time on a GPU may run out.
 PARTS: dict[str, tuple[Make, ...]] = {
-    "attention": (attention_rows, other_attention_rows, all_latent_rows),
+    "attention": (attention_rows, other_attention_rows, prepared_rows, all_latent_rows),
     "ops": (transfer_rows, row_op_rows, fused_rows, linear_rows, plain_rows),
 }
 

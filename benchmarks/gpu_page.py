@@ -128,8 +128,8 @@ def tables(stages: Stages, first: Stages) -> list[str]:
     ops = Bench.of_ops(stages)
     parts = [heading(stages, [*([ops] if ops else []), *models.values()])]
     if ops:
-        parts += [decode_attention(ops), other_decode(ops), prompt_attention(ops)]
-        parts += [latent_attention(ops)]
+        parts += [decode_attention(ops), other_decode(ops), prepared_attention(ops)]
+        parts += [prompt_attention(ops), latent_attention(ops)]
         parts += [products(ops), other_ops(ops)]
         before = Bench.of_ops(first)
         parts += [changes(before, ops)] if before else []
@@ -201,6 +201,18 @@ def other_decode(ops: Bench) -> str:
         columns[match[1]] = None
     rows = [(line, *(of.get(column, "-") for column in columns)) for line, of in cells.items()]
     return table(("attention, decode, µs", *columns), rows)
+
+
+def prepared_attention(ops: Bench) -> str:
+    """From queries, keys and values to the output layer's rows, by two kernels before it and by
+    one, in microseconds."""
+    cells: dict[str, dict[str, str]] = {}
+    for match in ops.matches(r"prepared by (\w+): (\S+) B=(\d+) context=(\d+)"):
+        line = cells.setdefault(f"{match[2]}, {match[3]} of {int(match[4]):,}", {})
+        line[match[1]] = ops.us(match[0])
+    rows = [(line, of.get("kernel", "-"), of.get("attention", "-")) for line, of in cells.items()]
+    head = "norms, rotary, cache, attention, product, µs"
+    return table((head, "a kernel in front", "within attention"), rows)
 
 
 def prompt_attention(ops: Bench) -> str:

@@ -67,6 +67,13 @@ void check_links(const FusedAttentionArgs& args) {
       x.shape[0] != attended.shape[0] || x.num_elements() != attended.num_elements())
     throw InvalidArgument(concat("fused_attention.output.x: expected the contiguous out ",
                                  describe(attended), " of attention as rows, got ", describe(x)));
+  if (!args.prepare) return;
+  if (!is_same(args.prepare->q, args.attention.q))
+    throw InvalidArgument("fused_attention.prepare.q: expected attention's q");
+  const PagedKvCache& cache = args.attention.cache;
+  if (!is_same(args.prepare->cache.keys, cache.keys) ||
+      !is_same(args.prepare->cache.values, cache.values))
+    throw InvalidArgument("fused_attention.prepare.cache: expected attention's cache");
 }
 
 void check_links(const PrepareQkvArgs& args) {
@@ -99,6 +106,7 @@ void validate(const FusedExpertsArgs& args) {
 }
 
 void validate(const FusedAttentionArgs& args) {
+  if (args.prepare) validate(*args.prepare);
   validate(args.attention);
   check_links(args);
   validate(args.output);
@@ -140,6 +148,7 @@ void Backend::do_fused_experts(const FusedExpertsArgs& args) {
 }
 
 void Backend::do_fused_attention(const FusedAttentionArgs& args) {
+  if (args.prepare) do_prepare_qkv(*args.prepare);
   do_paged_attention(args.attention);
   do_linear(args.output);
 }

@@ -392,13 +392,6 @@ struct FusedExpertsArgs {
   CombineExpertsArgs combine;  // its x is down.out
 };
 
-// Attention and the linear layer that reads its output, all heads of a token side by side. The bits
-// are those of the two ops; attention.out is working memory that holds anything afterwards.
-struct FusedAttentionArgs {
-  PagedAttentionArgs attention;  // its out is contiguous
-  LinearArgs output;             // its x [T, H * Dv] is attention.out
-};
-
 // What stands between a step's queries, keys and values and attention: rms_norm of every head of q
 // and k, where there are weights, then rotary, where there are angles, both in place, then
 // store_kv. The bits are those of these ops; k holds anything afterwards.
@@ -414,6 +407,17 @@ struct PrepareQkvArgs {
   bool interleaved = false;
   std::span<const int64_t> slots;  // [T], as in StoreKvArgs
   PagedKvCache cache;
+};
+
+// What stands before attention, attention, and the linear layer that reads its output, all heads of
+// a token side by side. The bits are those of the ops, one after another; prepare.q, where it is
+// given, and attention.out are working memory that holds anything afterwards.
+struct FusedAttentionArgs {
+  // Of attention's q and cache, or none. A token's slot is that of its position in the sequence,
+  // or -1.
+  std::optional<PrepareQkvArgs> prepare;
+  PagedAttentionArgs attention;  // its out is contiguous
+  LinearArgs output;             // its x [T, H * Dv] is attention.out
 };
 
 // out[t] = activation(x[t]), of an activation of one number.

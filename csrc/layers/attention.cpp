@@ -84,13 +84,13 @@ void Attention::forward(const ForwardContext& context, const LinearInput& x,
   const int64_t num_tokens = input.num_tokens();
   const Tensor qkv = context.arena.allocate(DType::kF32, {num_tokens, qkv_.out_features()});
   qkv_.forward(context, x, qkv);
-  const Tensor queries = prepare(context, qkv, angles, cache);
+  const PrepareQkvArgs prepare = to_prepare(context, qkv, angles, cache);
 
   const KvGroupInput& group = input.kv_groups[static_cast<size_t>(spec_.kv_group)];
   const OutputLinear::Input attended = output_.allocate_input(context, num_tokens);
   const ConstTensor sinks = sinks_.view();
   const PagedAttentionArgs args{
-      .q = queries,
+      .q = prepare.q,
       .cache = cache,
       .query_starts = input.query_starts,
       .kv_lens = input.kv_lens,
@@ -105,16 +105,17 @@ void Attention::forward(const ForwardContext& context, const LinearInput& x,
   const auto output =
       context_.is_shared() ? std::nullopt : output_.as_one(context, attended, target);
   if (output) {
-    context.backend.fused_attention({.attention = args, .output = *output});
+    context.backend.fused_attention({.prepare = prepare, .attention = args, .output = *output});
   } else {
+    context.backend.prepare_qkv(prepare);
     context_.attend(context, args);
     output_.run(context, attended, target);
   }
   output_.finish(context, target, to.out, to.accumulate);
 }
 
-Tensor Attention::prepare(const ForwardContext& context, const Tensor& qkv,
-                          const RotaryTables& angles, const PagedKvCache& cache) const {
+PrepareQkvArgs Attention::to_prepare(const ForwardContext& context, const Tensor& qkv,
+                                     const RotaryTables& angles, const PagedKvCache& cache) const {
   const int64_t q_width = cut_.num_heads * spec_.head_dim;
   const int64_t kv_width = cut_.num_kv_heads * spec_.head_dim;
   PrepareQkvArgs args{.q = head_view(qkv, 0, cut_.num_heads, spec_.head_dim),
@@ -133,8 +134,7 @@ Tensor Attention::prepare(const ForwardContext& context, const Tensor& qkv,
   } else if (q_norm_) {
     normalise_heads(context, args);
   }
-  context.backend.prepare_qkv(args);
-  return args.q;
+  return args;
 }
 
 void Attention::normalise_heads(const ForwardContext& context, PrepareQkvArgs& args) const {

@@ -47,10 +47,10 @@ class Attention final : public AttentionLayer {
   int64_t workspace_bytes(int64_t num_tokens) const override;
 
  private:
-  // This rank's queries [T, H, D] of qkv [T, N], normed and rotated; keys and values go to the
-  // cache.
-  Tensor prepare(const ForwardContext& context, const Tensor& qkv, const RotaryTables& angles,
-                 const PagedKvCache& cache) const;
+  // What is still to be done with this rank's heads of qkv [T, N] before attention: norms and
+  // rotations that prepare_qkv does not know are done.
+  PrepareQkvArgs to_prepare(const ForwardContext& context, const Tensor& qkv,
+                            const RotaryTables& angles, const PagedKvCache& cache) const;
   void normalise_heads(const ForwardContext& context, PrepareQkvArgs& args) const;
   // The own heads of what all ranks' heads [T, n, D] are with the norm over all `num_heads` of
   // them.

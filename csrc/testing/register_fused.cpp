@@ -105,10 +105,11 @@ struct QkvOptions {
   std::string key_layout;
 };
 
-void prepare_qkv(Backend& backend, const py::object& qkv, int64_t num_heads,
-                 const py::object& key_cache, const py::object& value_cache, const Slots& slots,
-                 const py::object& norms, const py::object& angles, const QkvOptions& options) {
-  Staging staging(backend);
+// Rows of heads of queries, keys and values side by side, and where the latter go.
+PrepareQkvArgs stage_qkv(Staging& staging, const py::object& qkv, int64_t num_heads,
+                         const py::object& key_cache, const py::object& value_cache,
+                         const Slots& slots, const py::object& norms, const py::object& angles,
+                         const QkvOptions& options) {
   const Tensor rows = staging.out(qkv);
   const PagedKvCache cache{staging.cache(key_cache), staging.cache(value_cache),
                            parse_key_layout(options.key_layout)};
@@ -130,20 +131,65 @@ void prepare_qkv(Backend& backend, const py::object& qkv, int64_t num_heads,
   };
   const auto [q_norm, k_norm] = pair_of(norms);
   const auto [q_cos_sin, k_cos_sin] = pair_of(angles);
-  const PrepareQkvArgs args{.q = heads(0, num_heads, dim),
-                            .k = heads(num_heads * dim, kv_heads, dim),
-                            .v = heads((num_heads + kv_heads) * dim, kv_heads, value_dim),
-                            .q_norm = q_norm,
-                            .k_norm = k_norm,
-                            .numbers = options.numbers,
-                            .q_cos_sin = q_cos_sin,
-                            .k_cos_sin = k_cos_sin,
-                            .interleaved = options.interleaved,
-                            .slots = {slots.data(), static_cast<size_t>(slots.size())},
-                            .cache = cache};
+  return {.q = heads(0, num_heads, dim),
+          .k = heads(num_heads * dim, kv_heads, dim),
+          .v = heads((num_heads + kv_heads) * dim, kv_heads, value_dim),
+          .q_norm = q_norm,
+          .k_norm = k_norm,
+          .numbers = options.numbers,
+          .q_cos_sin = q_cos_sin,
+          .k_cos_sin = k_cos_sin,
+          .interleaved = options.interleaved,
+          .slots = {slots.data(), static_cast<size_t>(slots.size())},
+          .cache = cache};
+}
+
+using Indices = py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
+
+// Where the sequences are, and how they are attended to.
+struct Attended {
+  Indices query_starts;
+  Indices kv_lens;
+  Indices block_tables;
+  float scale;
+  int32_t window;
+  float soft_cap;
+  py::object sinks;
+};
+
+py::object prepared_attention(Backend& backend, const PrepareQkvArgs& prepare, Staging& staging,
+                              const Attended& attended, const LinearWeight& output,
+                              const py::object& given, const py::object& given_out) {
+  const auto span_of = [](const Indices& array) {
+    return std::span(array.data(), static_cast<size_t>(array.size()));
+  };
+  const int64_t num_tokens = prepare.q.shape[0];
+  const int64_t width = prepare.q.shape[1] * prepare.v.shape[2];
+  const Tensor rows = staging.make_work(given, num_tokens, width);
+  Tensor heads = rows;
+  heads.rank = 3;
+  heads.shape = {num_tokens, prepare.q.shape[1], prepare.v.shape[2]};
+  heads.strides = {width, prepare.v.shape[2], 1};
+  const FusedAttentionArgs args{
+      .prepare = prepare,
+      .attention = {.q = prepare.q,
+                    .cache = prepare.cache,
+                    .query_starts = span_of(attended.query_starts),
+                    .kv_lens = span_of(attended.kv_lens),
+                    .block_tables = span_of(attended.block_tables),
+                    .max_blocks = attended.block_tables.shape(1),
+                    .scale = attended.scale,
+                    .window = attended.window,
+                    .soft_cap = attended.soft_cap,
+                    .sinks = staging.in(attended.sinks),
+                    .out = heads},
+      .output = {.x = rows,
+                 .weight = &output,
+                 .out = staging.make_out(given_out, {num_tokens, output.out_features})}};
   py::gil_scoped_release release;
-  backend.prepare_qkv(args);
+  backend.fused_attention(args);
   staging.finish();
+  return staging.result();
 }
 
 }  // namespace
@@ -164,13 +210,41 @@ void register_testing_fused(py::class_<Backend>& backend) {
          const py::object& value_cache, const Slots& slots, const py::object& norms,
          const py::object& angles, float eps, float weight_offset, bool interleaved,
          const std::string& key_layout) {
-        prepare_qkv(self, qkv, num_heads, key_cache, value_cache, slots, norms, angles,
-                    {{.eps = eps, .weight_offset = weight_offset}, interleaved, key_layout});
+        Staging staging(self);
+        const PrepareQkvArgs args =
+            stage_qkv(staging, qkv, num_heads, key_cache, value_cache, slots, norms, angles,
+                      {{.eps = eps, .weight_offset = weight_offset}, interleaved, key_layout});
+        py::gil_scoped_release release;
+        self.prepare_qkv(args);
+        staging.finish();
       },
       "qkv"_a, "num_heads"_a, "key_cache"_a, "value_cache"_a, "slots"_a, "norms"_a = py::none(),
       "angles"_a = py::none(), "eps"_a = 1e-6f, "weight_offset"_a = 0.0f, "interleaved"_a = false,
       "key_layout"_a = "rows",
       "Rows of heads of queries, keys and values side by side; norms and angles are pairs.");
+  backend.def(
+      "prepared_attention",
+      [](Backend& self, const py::object& qkv, int64_t num_heads, const py::object& key_cache,
+         const py::object& value_cache, const Slots& slots, const Indices& query_starts,
+         const Indices& kv_lens, const Indices& block_tables, float scale,
+         const LinearWeight& output, const py::object& norms, const py::object& angles, float eps,
+         bool interleaved, const std::string& key_layout, int32_t window, float soft_cap,
+         const py::object& sinks, const py::object& attended, const py::object& out) {
+        if (block_tables.ndim() != 2) throw InvalidArgument("block_tables: expected [B, M]");
+        Staging staging(self);
+        const PrepareQkvArgs prepare =
+            stage_qkv(staging, qkv, num_heads, key_cache, value_cache, slots, norms, angles,
+                      {{.eps = eps}, interleaved, key_layout});
+        return prepared_attention(
+            self, prepare, staging,
+            {query_starts, kv_lens, block_tables, scale, window, soft_cap, sinks}, output, attended,
+            out);
+      },
+      "qkv"_a, "num_heads"_a, "key_cache"_a, "value_cache"_a, "slots"_a, "query_starts"_a,
+      "kv_lens"_a, "block_tables"_a, "scale"_a, "output"_a, "norms"_a = py::none(),
+      "angles"_a = py::none(), "eps"_a = 1e-6f, "interleaved"_a = false, "key_layout"_a = "rows",
+      "window"_a = 0, "soft_cap"_a = 0.0f, "sinks"_a = py::none(), "attended"_a = py::none(),
+      "out"_a = py::none(), "fused_attention of what prepare_qkv makes.");
 }
 
 }  // namespace llmserve

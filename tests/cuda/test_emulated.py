@@ -106,6 +106,7 @@ def package(tmp_path_factory):
         ("test_wgmma_attention.py", ""),
         ("test_column_attention.py", ""),
         ("../cuda/test_decode_spans.py", ""),
+        ("../cuda/test_prepared_attention.py", ""),
         ("../cuda/test_ops_on_device.py", ""),
         ("../cuda/test_transfers.py", ""),
         ("../cuda/test_device_copies.py", ""),
@@ -175,7 +176,7 @@ def test_the_benchmarks_run_on_small_shapes_and_leave_their_rows(package, tmp_pa
     wanted = ["attention decode", "torch: attention decode", "invariant linear", "link to"]
     wanted += ["quantized int4", "quantized Q4_K", "quantized fp8 blocks", "load, weights"]
     wanted += ["all spans a warp: attention decode", "mma: attention prefill"]
-    wanted += ["merged by the last block: attention decode"]
+    wanted += ["merged by the last block: attention decode", "prepared by attention: "]
     wanted += ["torch: attention pre", "hand-over from"]
     for kind in ("", "whole stretches: ", "plain: ", "torch: "):
         wanted += [f"{kind}latent attention decode", f"{kind}latent attention prefill"]

@@ -380,3 +380,22 @@ def prepare_one_by_one(
             backend.rotary(x, table, interleaved)
     backend.store_kv(k, v, slots, *caches, layout)
     return q
+
+
+def prepared_case(rng, lengths, shape, dtype, layout="rows"):
+    """A step's last tokens of sequences (their length, how many tokens): their rows, what else the
+    ops take, and a cache that has something else where their keys and values go."""
+    heads, kv_heads, dim = shape
+
+    def normal(*size):
+        return rng.standard_normal(size, dtype=np.float32)
+
+    pairs = [tuple(normal(n, kv_heads, dim) for _ in range(2)) for n, _ in lengths]
+    cache = PagedCache(pairs, 16, dtype, layout)
+    positions = [(b, n - t + i) for b, (n, t) in enumerate(lengths) for i in range(t)]
+    slots = np.array([cache.block_tables[b, at // 16] * 16 + at % 16 for b, at in positions])
+    starts = np.cumsum([0] + [t for _, t in lengths]).astype(np.int32)
+    width = (heads + 2 * kv_heads) * dim
+    qkv = normal(len(slots), width + 4)[:, :width] * 2
+    lens = np.array([n for n, _ in lengths], np.int32)
+    return qkv, cache, slots, (starts, lens, cache.block_tables, dim**-0.5)

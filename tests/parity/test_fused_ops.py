@@ -197,6 +197,58 @@ def test_prepared_queries_keys_and_values_equal_those_of_the_ops(
                     np.testing.assert_array_equal(a, b)
 
 
+def assert_prepared_attention_equals_its_ops(backend, rng, lengths, shape, dtype, kind, options):
+    heads, dim = shape[0], shape[2]
+    layout = backend.key_layout(16, dim, dim, dtype)
+    qkv, cache, slots, step = formulas.prepared_case(rng, lengths, shape, dtype, layout)
+    if len(slots) > 1:  # a row that fills a batch up: its key is in the cache already
+        slots[len(slots) // 2] = -1
+    weight = backend.pack_linear([formulas.as_dtype(normal(rng, 24, heads * dim), kind)], kind)
+    norms = (normal(rng, dim), normal(rng, dim)) if options.pop("has_norms", True) else None
+    angles = (normal(rng, len(slots), options.pop("rotated", dim)),) * 2
+    interleaved = options.pop("interleaved", False)
+    keys, values = cache.keys.copy(), cache.values.copy()
+    got = backend.prepared_attention(
+        *(np.array(qkv), heads, keys, values, slots, *step, weight, norms, angles, 1e-5),
+        *(interleaved, layout),
+        **options,
+    )
+    rows = np.array(qkv)
+    backend.prepare_qkv(
+        *(rows, heads, cache.keys, cache.values, slots, norms, angles, 1e-5, 0.0, interleaved),
+        layout,
+    )
+    q = rows[:, : heads * dim].reshape(-1, heads, dim)
+    attended = backend.paged_attention(
+        q, cache.keys, cache.values, *step, key_layout=layout, **options
+    )
+    expected = backend.linear(attended.reshape(len(attended), -1), weight)
+    assert np.isfinite(expected).all()
+    np.testing.assert_array_equal(got, expected)
+    np.testing.assert_array_equal(keys, cache.keys)
+    np.testing.assert_array_equal(values, cache.values)
+
+
+# Beginnings and ends of units and spans of positions, several spans; a step of several tokens.
+TOKENS = [(n, 1) for n in (1, 2, 33, 64, 65, 256, 257, 600)]
+PREPARED = [
+    (TOKENS, {}),
+    (TOKENS[2:], {"window": 40, "has_norms": False, "rotated": 32, "soft_cap": 4.0}),
+    (TOKENS[-1:], {"interleaved": True}),
+    ([(70, 1), (80, 3), (9, 2)], {}),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "fp8"])
+@pytest.mark.parametrize("case", range(len(PREPARED)))
+@pytest.mark.parametrize("shape", [(4, 2, 64), (3, 1, 128)], ids=["64", "128"])
+def test_attention_of_what_is_prepared_equals_its_ops(any_backend, rng, dtype, case, shape):
+    lengths, options = PREPARED[case]
+    options = options | {"sinks": normal(rng, shape[0])}
+    kind = "float32" if dtype == "float32" else "bfloat16"
+    assert_prepared_attention_equals_its_ops(any_backend, rng, lengths, shape, dtype, kind, options)
+
+
 def test_bad_arguments_of_fused_ops_are_named(any_backend, rng):
     weight = any_backend.pack_linear([normal(rng, 7, 8)], "float32")
     x = normal(rng, 2, 8)

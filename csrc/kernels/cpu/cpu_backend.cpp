@@ -81,6 +81,7 @@ void CpuBackend::do_combine_experts(const CombineExpertsArgs& args) {
 void CpuBackend::do_paged_attention(const PagedAttentionArgs& args) { attention_.run(args, {}); }
 
 void CpuBackend::do_fused_attention(const FusedAttentionArgs& args) {
+  if (args.prepare) do_prepare_qkv(*args.prepare);
   const Tensor& values = args.attention.cache.values;
   RoundedRows between;
   if (values.dtype != DType::kF32 && values.shape[3] % cpu::kPanelWidth == 0)

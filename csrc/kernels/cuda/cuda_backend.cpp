@@ -121,6 +121,10 @@ void CudaBackend::choose_attention(std::string_view gemm, int major, int minor,
   span_merge_ = merge == "last"     ? SpanMerge::kLast
                 : merge == "kernel" ? SpanMerge::kKernel
                                     : SpanMerge::kFew;
+  const std::string prepare = chosen("LLMSERVE_CUDA_PREPARE", {"auto", "attention", "kernel"});
+  preparation_ = prepare == "attention" ? Preparation::kAttention
+                 : prepare == "kernel"  ? Preparation::kKernel
+                                        : Preparation::kFew;
   const bool promises_bits = gemm == "invariant" || gemm == "plain";
   const bool has_wgmma = major == 9 && minor == 0 && wgmma_kernels(128).run != nullptr;
   insists_on_wgmma_ = choice == "wgmma";

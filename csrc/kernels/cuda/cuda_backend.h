@@ -7,6 +7,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -92,6 +93,7 @@ class CudaBackend final : public Backend, public UncheckedPacking {
   void do_fused_linear(const FusedLinearArgs& args) override;
   void do_fused_mlp(const FusedMlpArgs& args) override;
   void do_prepare_qkv(const PrepareQkvArgs& args) override;
+  void do_fused_attention(const FusedAttentionArgs& args) override;
 
   bool uses_gemv(int64_t num_rows) const { return uses_gemv_ && num_rows <= kGemvMaxRows; }
   bool uses_mma_gemv(const LinearParams& params, const LinearFusion& fusion) const {
@@ -133,7 +135,14 @@ class CudaBackend final : public Backend, public UncheckedPacking {
   cudaStream_t stream() const { return memory_.stream(); }
   void choose_attention(std::string_view gemm, int major, int minor, int64_t shared_bytes);
   bool can_tile(const AttentionParams& params) const;
-  void attend_in_tiles(const PagedAttentionArgs& args, AttentionParams params);
+  AttentionParams attention_params(const PagedAttentionArgs& args);
+  // What one kernel for all of prepare_qkv takes; none where there is no such kernel.
+  std::optional<QkvParams> qkv_params(const PrepareQkvArgs& args);
+  // Both ops as one kernel; false where there is none.
+  bool attend_unprepared(const PrepareQkvArgs& prepare, const PagedAttentionArgs& args);
+  // `unprepared`: null, or what prepares queries, keys and values on the way.
+  void attend_in_tiles(const PagedAttentionArgs& args, AttentionParams params,
+                       const QkvParams* unprepared);
   uint32_t* arrivals(int64_t count);
   bool can_attend_by_columns(const AttentionParams& params) const;
   void attend_by_columns(const PagedAttentionArgs& args, const AttentionParams& params);
@@ -167,6 +176,7 @@ class CudaBackend final : public Backend, public UncheckedPacking {
   std::vector<std::pair<bool, Storage>> column_kernels_;    // narrow or not, likewise
   DecodeSpans decode_spans_ = DecodeSpans::kOne;
   SpanMerge span_merge_ = SpanMerge::kFew;
+  Preparation preparation_ = Preparation::kFew;
   Buffer arrivals_;  // of blocks that split a row
   bool may_wgmma_ = false;
   bool insists_on_wgmma_ = false;

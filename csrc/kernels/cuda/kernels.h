@@ -179,6 +179,8 @@ struct QkvParams {
   int norm_threads;      // rms_threads(D)
 };
 void prepare_qkv(const QkvParams& params, cudaStream_t stream);
+// Whether registers hold heads so: whole fours, aligned, whose pairs are where lanes look for them.
+bool can_hold_heads(const QkvParams& params);
 
 struct AttentionParams {
   const float* q;  // [T, H, D]

@@ -211,10 +211,16 @@ constexpr int64_t tiled_code_bytes(int width) { return int64_t{2} * kTiledUnit *
 constexpr int64_t tiled_split_warp_bytes(int width, bool is_f8) {
   return is_f8 ? tiled_unit_bytes(width) / 2 + tiled_code_bytes(width) : tiled_unit_bytes(width);
 }
-constexpr int64_t tiled_split_bytes(int width, int warps, bool is_f8) {
-  const int64_t query = int64_t{kTiledRows} * tiled_stride(width) * 2;
-  return warps * tiled_split_warp_bytes(width, is_f8) + (tiled_holds_query(width) ? 0 : query);
+constexpr int64_t tiled_query_bytes(int width) {
+  return int64_t{kTiledRows} * tiled_stride(width) * 2;
 }
+constexpr int64_t tiled_split_bytes(int width, int warps, bool is_f8) {
+  return warps * tiled_split_warp_bytes(width, is_f8) +
+         (tiled_holds_query(width) ? 0 : tiled_query_bytes(width));
+}
+// Whether decoding's kernels may prepare queries, keys and values by themselves: of widths that
+// models have.
+constexpr bool has_preparing_kernel(int64_t width) { return width == 64 || width == 128; }
 // What the kernel has beside it, a maximum and a sum of each row and unit, at most.
 inline constexpr int64_t kTiledStaticBytes = int64_t{2} * kTiledSpan / kTiledUnit * kTiledRows * 4;
 // The same of a block that works on prompts.
@@ -289,6 +295,17 @@ constexpr int64_t tiled_walk(DecodeSpans choice, int64_t spans, int64_t rows) {
 enum class SpanMerge { kFew, kLast, kKernel };
 constexpr bool merges_in_place(SpanMerge choice, bool is_wide) {
   return choice == SpanMerge::kLast || (choice == SpanMerge::kFew && is_wide);
+}
+
+// Who norms and turns queries and keys and writes the cache, where each sequence of a step has one
+// token: attention itself, or a kernel in front. Attention does a query head again for each span, a
+// warp's norm of some 0.3 us while keys and values are on their way, and saves a launch of some 2
+// to 3 us. kFew takes it for steps whose kernels start early; with more rows and many spans a row a
+// GPU has to say which is faster. It changes no bit.
+enum class Preparation { kFew, kAttention, kKernel };
+constexpr bool prepares_in_attention(Preparation choice, int64_t num_tokens) {
+  return choice == Preparation::kAttention ||
+         (choice == Preparation::kFew && num_tokens <= kMmaGemvMaxRows);
 }
 
 // What split rows pass on at a time, at most, but for one sequence whose context alone takes more:

@@ -33,6 +33,8 @@ def test_kernels_of_one_run_of_a_gpu_stand_side_by_side(monkeypatch: pytest.Monk
         row(decode, 50),
         row(f"all spans a warp: {decode}", 40),
         row(f"torch: {decode}", 38),
+        row("prepared by kernel: 32/8x64 B=8 context=1024", 9),
+        row("prepared by attention: 32/8x64 B=8 context=1024", 7),
         row(f"{prompt} context=2048", 1),
         row(f"mma: {prompt} context=2048", 2),
         row(f"torch: {prompt} context=2048", 4),
@@ -42,6 +44,7 @@ def test_kernels_of_one_run_of_a_gpu_stand_side_by_side(monkeypatch: pytest.Monk
     for line in (
         "| 32/8x64 | 64 of 1,024 | 50.0 | 75% | 38.0 |",
         "| 32/8x64, 64 of 1,024 | 50.0 | 40.0 |",
+        "| 32/8x64, 8 of 1,024 | 9.0 | 7.0 |",
         "| 32/8x64 | 400 (50%) |",
         "| 32/8x64, by mma.sync | 200 (25%) |",
         "| 32/8x64, PyTorch | 100 (12%) |",

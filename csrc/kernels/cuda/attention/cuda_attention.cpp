@@ -35,30 +35,34 @@ struct Sequences {
 
 }  // namespace
 
-void CudaBackend::do_paged_attention(const PagedAttentionArgs& args) {
+AttentionParams CudaBackend::attention_params(const PagedAttentionArgs& args) {
   check_layout("paged_attention", args.cache);
-  const AttentionParams params{.q = args.q.as<float>(),
-                               .q_token_stride = args.q.strides[0],
-                               .q_head_stride = args.q.strides[1],
-                               .keys = part_of(args.cache.keys),
-                               .values = part_of(args.cache.values),
-                               .storage = storage_of(args.cache.keys.dtype),
-                               .query_starts = query_starts_(args.query_starts),
-                               .kv_lens = kv_lens_(args.kv_lens),
-                               .block_tables = block_tables_(args.block_tables),
-                               .num_sequences = static_cast<int64_t>(args.kv_lens.size()),
-                               .max_blocks = args.max_blocks,
-                               .num_tokens = args.q.shape[0],
-                               .num_heads = args.q.shape[1],
-                               .scale = args.scale,
-                               .window = args.window,
-                               .soft_cap = args.soft_cap,
-                               .sinks = args.sinks ? args.sinks.as<float>() : nullptr,
-                               .out = args.out.as<float>(),
-                               .out_token_stride = args.out.strides[0],
-                               .out_head_stride = args.out.strides[1]};
+  return {.q = args.q.as<float>(),
+          .q_token_stride = args.q.strides[0],
+          .q_head_stride = args.q.strides[1],
+          .keys = part_of(args.cache.keys),
+          .values = part_of(args.cache.values),
+          .storage = storage_of(args.cache.keys.dtype),
+          .query_starts = query_starts_(args.query_starts),
+          .kv_lens = kv_lens_(args.kv_lens),
+          .block_tables = block_tables_(args.block_tables),
+          .num_sequences = static_cast<int64_t>(args.kv_lens.size()),
+          .max_blocks = args.max_blocks,
+          .num_tokens = args.q.shape[0],
+          .num_heads = args.q.shape[1],
+          .scale = args.scale,
+          .window = args.window,
+          .soft_cap = args.soft_cap,
+          .sinks = args.sinks ? args.sinks.as<float>() : nullptr,
+          .out = args.out.as<float>(),
+          .out_token_stride = args.out.strides[0],
+          .out_head_stride = args.out.strides[1]};
+}
+
+void CudaBackend::do_paged_attention(const PagedAttentionArgs& args) {
   memory_.make_current();
-  if (can_tile(params)) return attend_in_tiles(args, params);
+  const AttentionParams params = attention_params(args);
+  if (can_tile(params)) return attend_in_tiles(args, params, nullptr);
   if (can_attend_by_columns(params)) return attend_by_columns(args, params);
   if (!attention_fits(params.keys.width, params.values.width, kKvTile)) {
     throw NotSupported(concat("cuda attention: heads of ", params.keys.width, " (values ",
@@ -67,6 +71,37 @@ void CudaBackend::do_paged_attention(const PagedAttentionArgs& args) {
   }
   check_grid("paged_attention", args.q.shape[0] * args.q.shape[1]);
   cuda::paged_attention(params, stream());
+}
+
+void CudaBackend::do_fused_attention(const FusedAttentionArgs& args) {
+  if (!args.prepare || !attend_unprepared(*args.prepare, args.attention))
+    return Backend::do_fused_attention(args);
+  do_linear(args.output);
+}
+
+// Of what is recorded, other steps of the shape are like this one.
+bool CudaBackend::attend_unprepared(const PrepareQkvArgs& prepare, const PagedAttentionArgs& args) {
+  if (!prepares_in_attention(preparation_, args.q.shape[0]) || decode_spans_ != DecodeSpans::kOne ||
+      !has_preparing_kernel(args.q.shape[2]) ||
+      args.q.shape[0] != static_cast<int64_t>(args.kv_lens.size()))
+    return false;
+  const int64_t block_size = args.cache.keys.shape[2];
+  for (size_t b = 0; b < args.kv_lens.size(); ++b) {
+    const int64_t newest = int64_t{args.kv_lens[b]} - 1;
+    const size_t at = b * static_cast<size_t>(args.max_blocks) +
+                      static_cast<size_t>(std::max<int64_t>(newest, 0) / block_size);
+    if (args.query_starts[b + 1] - args.query_starts[b] != 1 || newest < 0 ||
+        (prepare.slots[b] >= 0 &&
+         prepare.slots[b] != args.block_tables[at] * block_size + newest % block_size))
+      return false;
+  }
+  memory_.make_current();
+  const std::optional<QkvParams> qkv = qkv_params(prepare);
+  if (!qkv || !can_hold_heads(*qkv)) return false;
+  const AttentionParams params = attention_params(args);
+  if (!can_tile(params)) return false;
+  attend_in_tiles(args, params, &*qkv);
+  return true;
 }
 
 bool CudaBackend::can_tile(const AttentionParams& p) const {
@@ -114,7 +149,8 @@ uint32_t* CudaBackend::arrivals(int64_t count) {
   return reinterpret_cast<uint32_t*>(arrivals_.data());
 }
 
-void CudaBackend::attend_in_tiles(const PagedAttentionArgs& args, AttentionParams params) {
+void CudaBackend::attend_in_tiles(const PagedAttentionArgs& args, AttentionParams params,
+                                  const QkvParams* unprepared) {
   const int64_t width = params.keys.width;
   const int64_t kv_heads = params.keys.num_heads;
   const TiledKernels kernels =
@@ -155,6 +191,8 @@ void CudaBackend::attend_in_tiles(const PagedAttentionArgs& args, AttentionParam
       .walk = tiled_walk(decode_spans_, plan.spans, params.num_sequences * kv_heads),
       .arrived = n > 0 ? arrivals(at_once * kv_heads) : nullptr,
       .merge = span_merge_};
+  if (unprepared != nullptr)
+    return kernels.run_preparing(params, *unprepared, plan, partials, stream());
   if (plan.row_tiles > 0)
     kernels.run(long_ones.of(params), {.row_tiles = plan.row_tiles}, partials, stream());
   if (plan.wgmma_tiles > 0)

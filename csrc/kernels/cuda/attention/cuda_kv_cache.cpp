@@ -42,7 +42,7 @@ void CudaBackend::do_copy_blocks(const CopyBlocksArgs& args) {
   }
 }
 
-void CudaBackend::do_prepare_qkv(const PrepareQkvArgs& args) {
+std::optional<QkvParams> CudaBackend::qkv_params(const PrepareQkvArgs& args) {
   const auto lie_side_by_side = [](const ConstTensor& heads) {
     return heads.strides[1] == heads.shape[2] || heads.shape[1] == 1;
   };
@@ -50,31 +50,34 @@ void CudaBackend::do_prepare_qkv(const PrepareQkvArgs& args) {
       !args.q_cos_sin || !args.k_cos_sin || args.q_cos_sin.shape[1] == args.k_cos_sin.shape[1];
   if (args.cache.has_values_in_keys() || args.k.shape[2] > kQkvMaxWidth || !turn_alike ||
       !lie_side_by_side(args.q) || !lie_side_by_side(args.k) || !lie_side_by_side(args.v))
-    return Backend::do_prepare_qkv(args);
+    return std::nullopt;
   check_layout("prepare_qkv", args.cache);
-  const int64_t num_tokens = args.q.shape[0];
-  const int64_t token_blocks = qkv_blocks(args.q.shape[1] + 2 * args.k.shape[1]);
-  check_grid("prepare_qkv", num_tokens * token_blocks);
+  return QkvParams{.q = rows_of(args.q),
+                   .k = rows_of(ConstTensor(args.k)),
+                   .v = rows_of(args.v),
+                   .q_norm = args.q_norm.as<float>(),
+                   .k_norm = args.k_norm.as<float>(),
+                   .norm = args.numbers,
+                   .q_cos_sin = rows_of(args.q_cos_sin),
+                   .k_cos_sin = rows_of(args.k_cos_sin),
+                   .half = std::max(args.q_cos_sin.shape[1], args.k_cos_sin.shape[1]) / 2,
+                   .interleaved = args.interleaved,
+                   .num_tokens = args.q.shape[0],
+                   .num_heads = args.q.shape[1],
+                   .slots = slots_(args.slots),
+                   .keys = part_of(args.cache.keys),
+                   .values = part_of(args.cache.values),
+                   .storage = storage_of(args.cache.keys.dtype),
+                   .token_blocks = qkv_blocks(args.q.shape[1] + 2 * args.k.shape[1]),
+                   .norm_threads = rms_threads(args.k.shape[2])};
+}
+
+void CudaBackend::do_prepare_qkv(const PrepareQkvArgs& args) {
   memory_.make_current();
-  cuda::prepare_qkv({.q = rows_of(args.q),
-                     .k = rows_of(ConstTensor(args.k)),
-                     .v = rows_of(args.v),
-                     .q_norm = args.q_norm.as<float>(),
-                     .k_norm = args.k_norm.as<float>(),
-                     .norm = args.numbers,
-                     .q_cos_sin = rows_of(args.q_cos_sin),
-                     .k_cos_sin = rows_of(args.k_cos_sin),
-                     .half = std::max(args.q_cos_sin.shape[1], args.k_cos_sin.shape[1]) / 2,
-                     .interleaved = args.interleaved,
-                     .num_tokens = num_tokens,
-                     .num_heads = args.q.shape[1],
-                     .slots = slots_(args.slots),
-                     .keys = part_of(args.cache.keys),
-                     .values = part_of(args.cache.values),
-                     .storage = storage_of(args.cache.keys.dtype),
-                     .token_blocks = token_blocks,
-                     .norm_threads = rms_threads(args.k.shape[2])},
-                    stream());
+  const std::optional<QkvParams> params = qkv_params(args);
+  if (!params) return Backend::do_prepare_qkv(args);
+  check_grid("prepare_qkv", params->num_tokens * params->token_blocks);
+  cuda::prepare_qkv(*params, stream());
 }
 
 }  // namespace llmserve::cuda

@@ -2,10 +2,7 @@
 // rotation, the writing of the cache. The arithmetic of rms_norm.cu, elementwise.cu (rotary) and
 // kv_cache.cu, element by element, and so their bits. Heads of usual widths are held in registers
 // (prepare_held_kernel), others in shared memory.
-#include <type_traits>
-
-#include "kernels/cuda/attention/cache_rows.cuh"
-#include "kernels/cuda/rows/rms.cuh"
+#include "kernels/cuda/attention/held_heads.cuh"
 #include "kernels/cuda/rows/rotate.cuh"
 
 namespace llmserve::cuda {
@@ -81,146 +78,6 @@ __global__ void __launch_bounds__(kQkvWarps * 32) prepare_qkv_kernel(QkvParams p
   }
   float* to = p.q.data + token * p.q.stride + head * width;
   for (int64_t i = lane; i < width; i += 32) to[i] = x[i];
-}
-
-// How the heads of one width lie in a warp: each in kLanes lanes, lane l of them with its fours l,
-// l + kLanes, …, kFours of them. A lane has kHeads heads, whose loads are on their way together.
-template <int kLanes_, int kFours_, int kHeads_>
-struct Held {
-  static constexpr int kLanes = kLanes_;
-  static constexpr int kFours = kFours_;
-  static constexpr int kHeads = kHeads_;
-  static constexpr int kSide = 32 / kLanes;          // heads side by side
-  static constexpr int kWarpHeads = kHeads * kSide;  // of one kind, that a warp takes
-};
-
-struct Angles {
-  Four cosines;
-  Four sines;       // those of elements that come first in their pair, negated
-  bool is_rotated;  // whether the four is within the rotated width
-};
-
-// Of the four `index` of a head. x * cosine + other * sine is what rotate_pair does: -(b * sine) =
-// b * -sine.
-__device__ __forceinline__ Angles angles_of(const float* angles, int index, int half,
-                                            bool interleaved) {
-  Angles a{};
-  a.is_rotated = 4 * index < 2 * half;
-  if (!a.is_rotated) return a;
-  if (interleaved) {
-    const float2 c = *reinterpret_cast<const float2*>(angles + 2 * index);
-    const float2 s = *reinterpret_cast<const float2*>(angles + half + 2 * index);
-    a.cosines = {{c.x, c.x, c.y, c.y}};
-    a.sines = {{-s.x, s.x, -s.y, s.y}};
-    return a;
-  }
-  const bool is_first = 4 * index < half;
-  const int i = 4 * index - (is_first ? 0 : half);
-  a.cosines = load_four<true>(angles, i, half);
-  a.sines = load_four<true>(angles + half, i, half);
-#pragma unroll
-  for (int j = 0; j < 4; ++j) a.sines.at[j] = is_first ? -a.sines.at[j] : a.sines.at[j];
-  return a;
-}
-
-__device__ __forceinline__ void rotate(Four& x, const Four& other, const Angles& a) {
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const float rotated = x.at[j] * a.cosines.at[j] + other.at[j] * a.sines.at[j];
-    x.at[j] = a.is_rotated ? rotated : x.at[j];
-  }
-}
-
-// The other elements of a head's pairs: neighbours, or those `half` away, which another lane has,
-// or, if they are kLanes fours away, the lane itself.
-template <class Shape>
-__device__ __forceinline__ void turn_head(Four (&x)[Shape::kFours],
-                                          const Angles (&angles)[Shape::kFours], int half,
-                                          bool interleaved) {
-  constexpr int kLanes = Shape::kLanes;
-  if (interleaved) {
-#pragma unroll
-    for (int f = 0; f < Shape::kFours; ++f) {
-      const Four& v = x[f];
-      rotate(x[f], {{v.at[1], v.at[0], v.at[3], v.at[2]}}, angles[f]);
-    }
-    return;
-  }
-  if constexpr (Shape::kFours == 2) {
-    if (half == 4 * kLanes) {
-      const Four first = x[0];
-      rotate(x[0], x[1], angles[0]);
-      rotate(x[1], first, angles[1]);
-      return;
-    }
-  }
-  const int lane = threadIdx.x % kLanes;
-  const int away = half / 4;
-  const int partner = threadIdx.x % 32 - lane +
-                      (lane < away       ? lane + away
-                       : lane < 2 * away ? lane - away
-                                         : lane);
-  Four other;
-#pragma unroll
-  for (int j = 0; j < 4; ++j) other.at[j] = __shfl_sync(kAllLanes, x[0].at[j], partner);
-  rotate(x[0], other, angles[0]);
-}
-
-// Over the lanes of a head: a warp of the norm's own block adds zeros beside them.
-template <int kLanes>
-__device__ __forceinline__ float head_sum(float value) {
-  for (int offset = kLanes / 2; offset > 0; offset /= 2)
-    value += __shfl_xor_sync(kAllLanes, value, offset);
-  return value;
-}
-
-// As store_row does it: the heads' fours to their row of a slot.
-template <Storage kStorage, class Shape>
-__device__ __forceinline__ void store_head(const CachePart& part, int64_t block, int64_t offset,
-                                           int64_t head, const Four (&x)[Shape::kFours],
-                                           bool is_mine) {
-  const int lane = threadIdx.x % Shape::kLanes;
-  const int64_t to = head_offset(part, block, head) + offset * part.row_stride;
-  if constexpr (kStorage == Storage::kF8) {
-    int32_t largest = 0;
-#pragma unroll
-    for (int f = 0; f < Shape::kFours; ++f) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int32_t magnitude = v_bits(x[f].at[j]) & 0x7fffffff;
-        largest = magnitude > largest ? magnitude : largest;
-      }
-    }
-    for (int distance = Shape::kLanes / 2; distance > 0; distance /= 2) {
-      const int32_t other = __shfl_xor_sync(kAllLanes, largest, distance);
-      largest = other > largest ? other : largest;
-    }
-    if (!is_mine) return;
-    const float scale = v_fp8_scale(largest);
-    const bool is_finite = largest < 0x7f800000;
-    const float inverse = 1.0f / scale;  // exact: a power of two
-#pragma unroll
-    for (int f = 0; f < Shape::kFours; ++f) {
-      const int i = 4 * (lane + f * Shape::kLanes);
-      uint32_t codes = 0;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const auto code = static_cast<uint8_t>(v_to_fp8(x[f].at[j] * inverse));
-        codes |= uint32_t{code} << 8 * j;
-      }
-      if (i < part.width)
-        *reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(part.data) + to + i) =
-            is_finite ? codes : 0;
-    }
-    if (lane == 0) head_scales(part, block, head)[offset] = scale;
-  } else {
-    using Element = std::conditional_t<kStorage == Storage::kF32, float, uint16_t>;
-    if (!is_mine) return;
-#pragma unroll
-    for (int f = 0; f < Shape::kFours; ++f)
-      store_four<true>(static_cast<Element*>(part.data) + to, 4 * (lane + f * Shape::kLanes),
-                       part.width, x[f]);
-  }
 }
 
 // blockIdx.x: token. Warp blockIdx.y * (blockDim.x / 32) + w has kWarpHeads heads of the token's
@@ -309,17 +166,6 @@ __global__ void __launch_bounds__(kHeldWarps * 32) prepare_held_kernel(QkvParams
   }
 }
 
-// Whether heads can be held: whole fours, aligned, whose pairs are where turn_head looks for them.
-bool can_hold(const QkvParams& p) {
-  const int64_t width = p.keys.width;
-  const bool has_pairs = width <= 128 || p.interleaved || p.half <= 64 || p.half == 128;
-  return width % 4 == 0 && width <= 256 && p.values.width == width && p.half % 4 == 0 &&
-         has_pairs && is_aligned(p.q) && is_aligned(p.k) && is_aligned(p.v) &&
-         is_aligned(p.q_norm, 0) && is_aligned(p.k_norm, 0) && is_aligned(p.q_cos_sin) &&
-         is_aligned(p.k_cos_sin) && is_aligned(p.keys.data, p.keys.head_stride) &&
-         is_aligned(p.values.data, p.values.head_stride);
-}
-
 template <class Shape>
 void launch_held(const QkvParams& p, cudaStream_t stream) {
   const int64_t warps =
@@ -346,9 +192,19 @@ void launch_held(const QkvParams& p, cudaStream_t stream) {
 
 }  // namespace
 
+bool can_hold_heads(const QkvParams& p) {
+  const int64_t width = p.keys.width;
+  const bool has_pairs = width <= 128 || p.interleaved || p.half <= 64 || p.half == 128;
+  return width % 4 == 0 && width <= 256 && p.values.width == width && p.half % 4 == 0 &&
+         has_pairs && is_aligned(p.q) && is_aligned(p.k) && is_aligned(p.v) &&
+         is_aligned(p.q_norm, 0) && is_aligned(p.k_norm, 0) && is_aligned(p.q_cos_sin) &&
+         is_aligned(p.k_cos_sin) && is_aligned(p.keys.data, p.keys.head_stride) &&
+         is_aligned(p.values.data, p.values.head_stride);
+}
+
 void prepare_qkv(const QkvParams& p, cudaStream_t stream) {
   if (p.num_tokens == 0) return;
-  if (can_hold(p)) return launch_held(p, stream);
+  if (can_hold_heads(p)) return launch_held(p, stream);
   const auto kernel = p.storage == Storage::kF32    ? prepare_qkv_kernel<Storage::kF32>
                       : p.storage == Storage::kBF16 ? prepare_qkv_kernel<Storage::kBF16>
                                                     : prepare_qkv_kernel<Storage::kF8>;

@@ -12,7 +12,10 @@
 // (Flash-Decoding).
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/cuda/attention/merge_spans.cuh"
+#include "kernels/cuda/attention/prepared_rows.cuh"
 
 namespace llmserve::cuda {
 namespace {
@@ -25,9 +28,12 @@ namespace {
 // the spans, if partials.arrived is there, or a kernel behind. Shared memory of a warp: a unit's
 // keys and values in bf16; or one unit, in bf16, of what was widened last, and the codes of keys
 // and values. Then the queries, unless registers hold them.
-template <int kDim, int kWarps, Storage kStorage, bool kWalks = false>
+// With QkvParams a sequence's one token is prepared on the way, and the queries have memory of
+// their own.
+template <int kDim, int kWarps, Storage kStorage, bool kWalks = false, class Qkv = Prepared>
 __global__ void __launch_bounds__(32 * kWarps)
-    split_kernel(AttentionParams p, TiledPartials partials) {
+    split_kernel(AttentionParams p, TiledPartials partials, [[maybe_unused]] Qkv qkv) {
+  constexpr bool kPrepares = std::is_same_v<Qkv, QkvParams>;
   constexpr bool kIsWide = kWarps > 1;
   static_assert(!kIsWide || (kWarps * kUnit == kTiledSpan && !kWalks));
   constexpr bool kIsF8 = kStorage == Storage::kF8;
@@ -44,9 +50,9 @@ __global__ void __launch_bounds__(32 * kWarps)
   auto* copied = reinterpret_cast<std::byte*>(kIsF8 ? tile + kUnit * kStride : tile);
   const auto copied_half = [&](int half) { return copied + half * kHalfBytes; };  // K, K, V, V
   // The queries wait where the first values, or what is widened first, will be.
-  uint16_t* query = !kHoldsQuery ? shared + kWarps * kWarpElements
-                    : kIsF8      ? shared
-                                 : shared + kUnit * kStride;
+  uint16_t* query = !kHoldsQuery || kPrepares ? shared + kWarps * kWarpElements
+                    : kIsF8                   ? shared
+                                              : shared + kUnit * kStride;
 
   const RowTile rows = find_rows(p, blockIdx.z, blockIdx.y, 0, kTiledRows);
   const int walk = kWalks ? static_cast<int>(partials.walk) * kTiledSpan : kTiledSpan;
@@ -62,10 +68,29 @@ __global__ void __launch_bounds__(32 * kWarps)
              : begin_seen > span_begin ? begin_seen
                                        : span_begin;
   const bool has_unit = unit < end && unit >= begin_seen;
+  // What is loaded: all but the newest position, if its slot is this kernel's to write.
+  RowTile loaded = rows;
+  int64_t token = 0;
+  int64_t slot = -1;
+  if constexpr (kPrepares) {
+    token = p.query_starts[rows.sequence];
+    slot = qkv.slots[token];
+    if (slot >= 0) --loaded.last_seen;
+  }
+  // Of the units that are the warp's.
+  const int warp_end = kIsWide ? unit + kUnit : end;
+  const bool has_newest =
+      kPrepares && slot >= 0 && has_unit && unit <= rows.last_seen && rows.last_seen < warp_end;
+  Newest<kPrepares ? kDim : 16, kStorage> newest{};
+  // Whether it is among so many positions from `from` on.
+  const auto is_newest_in = [&](int from, int count) {
+    return has_newest && rows.last_seen >= from && rows.last_seen < from + count;
+  };
 
   // Of the lane's positions in both halves of a unit: the blocks, of the unit that is to be loaded
   // next, so that nobody waits for them then, and where they lie, of the unit loaded last.
-  int32_t blocks[2] = {find_block(p, rows, unit + lane), find_block(p, rows, unit + kHalf + lane)};
+  int32_t blocks[2] = {find_block(p, loaded, unit + lane),
+                       find_block(p, loaded, unit + kHalf + lane)};
   int64_t offsets[2];
   float key_scales[2];
   float value_scales_ahead[2] = {};
@@ -75,15 +100,15 @@ __global__ void __launch_bounds__(32 * kWarps)
     offsets[half] = find_position(p, rows, blocks[half], position);
     key_scales[half] = find_scale<kStorage>(p, p.keys, rows, blocks[half], position);
     value_scales_ahead[half] = find_scale<kStorage>(p, p.values, rows, blocks[half], position);
-    load_half<kDim, 32, kStorage>(p.keys.data, nullptr, offsets[half], rows.sees_unit(from),
+    load_half<kDim, 32, kStorage>(p.keys.data, nullptr, offsets[half], loaded.sees_unit(from),
                                   copied_half(half), nullptr);
-    if constexpr (!kIsWide) blocks[half] = find_block(p, rows, position + kUnit);
+    if constexpr (!kIsWide) blocks[half] = find_block(p, loaded, position + kUnit);
   };
   const auto load_values = [&](int from) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       value_scales[half] = value_scales_ahead[half];
-      load_half<kDim, 32, kStorage>(p.values.data, nullptr, offsets[half], rows.sees_unit(from),
+      load_half<kDim, 32, kStorage>(p.values.data, nullptr, offsets[half], loaded.sees_unit(from),
                                     copied_half(2 + half), nullptr);
     }
   };
@@ -96,24 +121,37 @@ __global__ void __launch_bounds__(32 * kWarps)
   };
   // What earlier steps wrote need not be waited for; no sequence reads what another one of the same
   // step writes, since prefixes are shared when they are committed.
-  const bool is_old = unit + kUnit <= rows.first_position;
+  const bool is_old = kPrepares || unit + kUnit <= rows.first_position;
   if (is_old) load_first_keys();
-  wait_for_previous();
-  if (!is_old) load_first_keys();
-  load_queries<kDim, kTiledRows, 32 * kWarps>(p, rows, query);
+  if constexpr (kPrepares) {  // all values are old, too
+    if (has_unit) load_values(unit);
+    commit_copies();
+    wait_for_previous();
+    if (has_newest) newest.load(qkv, token, rows.kv_head);
+    prepare_queries<kDim, kWarps>(qkv, rows, token, query);
+  } else {
+    wait_for_previous();
+    if (!is_old) load_first_keys();
+    load_queries<kDim, kTiledRows, 32 * kWarps>(p, rows, query);
+  }
   __syncthreads();
   uint32_t held[kDim / 16][4] = {};
   if constexpr (kHoldsQuery) {
     hold_queries<kDim>(held, query);
-    __syncthreads();
+    if constexpr (!kPrepares) __syncthreads();
   }
-  if (has_unit) load_values(unit);
-  commit_copies();
+  if constexpr (kPrepares) {
+    if (has_newest) newest.prepare(qkv, token, rows.kv_head, slot);
+  } else {
+    if (has_unit) load_values(unit);
+    commit_copies();
+  }
 
   const Sight sight = find_sight(rows, 0, p.window);
   Running<kIsWide ? 8 : kDim> run;
   run.clear();
   float s[8][4];
+  uint16_t* values = kIsF8 ? tile : tile + kUnit * kStride;
   const auto find_scores = [&](int next, bool has_next) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -122,6 +160,10 @@ __global__ void __launch_bounds__(32 * kWarps)
       uint16_t* keys = tile + half * kHalf * kStride;
       if constexpr (kIsF8) {
         widen_half<kDim, 32>(copied_half(half), key_scales[half], keys);
+        __syncwarp();
+      }
+      if (is_newest_in(unit + half * kHalf, kHalf)) {
+        newest.key.put(keys + (rows.last_seen - unit - half * kHalf) * kStride);
         __syncwarp();
       }
       scores<kDim, kHoldsQuery, 2>(s + 4 * half, held, query, keys);
@@ -140,8 +182,11 @@ __global__ void __launch_bounds__(32 * kWarps)
       }
       __syncwarp();
     }
+    if (is_newest_in(unit, kUnit)) {
+      newest.value.put(values + (rows.last_seen - unit) * kStride);
+      __syncwarp();
+    }
   };
-  const uint16_t* values = kIsF8 ? tile : tile + kUnit * kStride;
   // A sequence that has one span is done with it: merging it alone would change nothing.
   const bool is_partial = rows.first_seen / walk != rows.last_seen / walk;
 
@@ -420,13 +465,19 @@ struct Kernels {
   // Tried for widths that models have; elsewhere as narrow.
   static constexpr bool kHasWalk = !kIsF8 && (kDim == 64 || kDim == 128);
   static constexpr auto walking = split_kernel<kDim, 1, kStorage, kHasWalk>;
+  // Likewise, that prepare a step's queries, keys and values.
+  static constexpr bool kHasPreparing = has_preparing_kernel(kDim);
+  using Qkv = std::conditional_t<kHasPreparing, QkvParams, Prepared>;
+  static constexpr auto narrow_preparing = split_kernel<kDim, 1, kStorage, false, Qkv>;
+  static constexpr auto wide_preparing = split_kernel<kDim, kWideWarps, kStorage, false, Qkv>;
   static constexpr auto rows = rows_kernel<kDim, kWarps, kStorage>;
   static constexpr int64_t kNarrowBytes = tiled_split_bytes(kDim, 1, kIsF8);
   static constexpr int64_t kWideBytes = tiled_split_bytes(kDim, kWideWarps, kIsF8);
+  static constexpr int64_t kQueryBytes = kHasPreparing ? tiled_query_bytes(kDim) : 0;
   static constexpr int64_t kRowsBytes = tiled_rows_bytes(kDim, kIsF8);
 
   static bool may_be_wide(int64_t shared_bytes) {
-    return has_wide_kernel(kDim) && kWideBytes + kTiledStaticBytes <= shared_bytes;
+    return has_wide_kernel(kDim) && kWideBytes + kQueryBytes + kTiledStaticBytes <= shared_bytes;
   }
 
   static void prepare(int64_t shared_bytes) {
@@ -438,19 +489,37 @@ struct Kernels {
     };
     allow(narrow, kNarrowBytes);
     allow(walking, kNarrowBytes);
-    if (may_be_wide(shared_bytes)) allow(wide, kWideBytes);
+    allow(narrow_preparing, kNarrowBytes + kQueryBytes);
+    if (may_be_wide(shared_bytes)) {
+      allow(wide, kWideBytes);
+      allow(wide_preparing, kWideBytes + kQueryBytes);
+    }
     allow(rows, kRowsBytes);
   }
 
   static void run(const AttentionParams& p, const TiledPlan& plan, const TiledPartials& partials,
                   cudaStream_t stream) {
-    const auto kv_heads = static_cast<unsigned>(p.keys.num_heads);
-    const auto sequences = static_cast<unsigned>(p.num_sequences);
     if (plan.row_tiles > 0) {
+      const auto kv_heads = static_cast<unsigned>(p.keys.num_heads);
+      const auto sequences = static_cast<unsigned>(p.num_sequences);
       launch_early("paged_attention", rows,
                    dim3(kv_heads, sequences, static_cast<unsigned>(plan.row_tiles)), 32 * kWarps,
                    static_cast<size_t>(kRowsBytes), stream, p);
     }
+    split(p, plan, partials, nullptr, stream);
+  }
+
+  // Of a step that walks one span at a time.
+  static void run_preparing(const AttentionParams& p, const QkvParams& qkv, const TiledPlan& plan,
+                            const TiledPartials& partials, cudaStream_t stream) {
+    if constexpr (kHasPreparing) split(p, plan, partials, &qkv, stream);
+  }
+
+ private:
+  // `qkv`: null, or what prepares the queries on the way.
+  static void split(const AttentionParams& p, const TiledPlan& plan, const TiledPartials& partials,
+                    const QkvParams* qkv, cudaStream_t stream) {
+    const auto kv_heads = static_cast<unsigned>(p.keys.num_heads);
     for (int64_t begin = 0; plan.spans > 0 && begin < p.num_sequences;
          begin += partials.sequences) {
       AttentionParams part = p;
@@ -467,12 +536,21 @@ struct Kernels {
       if (!merges_in_place(partials.merge, is_wide)) passed.arrived = nullptr;
       const auto walks = static_cast<unsigned>(ceil_div(plan.spans, passed.walk));
       const dim3 spans(walks, kv_heads, count);
-      if (is_wide) {
-        launch_early("paged_attention", wide, spans, 32 * kWideWarps,
-                     static_cast<size_t>(kWideBytes), stream, part, passed);
-      } else {
-        launch_early("paged_attention", passed.walk > 1 ? walking : narrow, spans, 32,
-                     static_cast<size_t>(kNarrowBytes), stream, part, passed);
+      const auto launch_split = [&](auto kernel, int warps, int64_t num_bytes, const auto& of) {
+        launch_early("paged_attention", kernel, spans, 32 * warps, static_cast<size_t>(num_bytes),
+                     stream, part, passed, of);
+      };
+      if constexpr (kHasPreparing) {
+        if (qkv != nullptr && is_wide)
+          launch_split(wide_preparing, kWideWarps, kWideBytes + kQueryBytes, *qkv);
+        else if (qkv != nullptr)
+          launch_split(narrow_preparing, 1, kNarrowBytes + kQueryBytes, *qkv);
+      }
+      if (qkv == nullptr) {
+        if (is_wide)
+          launch_split(wide, kWideWarps, kWideBytes, Prepared());
+        else
+          launch_split(passed.walk > 1 ? walking : narrow, 1, kNarrowBytes, Prepared());
       }
       if (walks == 1 || passed.arrived != nullptr) continue;
       launch_early("paged_attention", merge_spans_kernel<kDim>,
@@ -485,7 +563,8 @@ struct Kernels {
 template <Storage kStorage>
 TiledKernels tiled_kernels_of(int64_t width) {
   const auto of = [](auto kernels) {
-    return TiledKernels{&decltype(kernels)::prepare, &decltype(kernels)::run};
+    using Of = decltype(kernels);
+    return TiledKernels{&Of::prepare, &Of::run, Of::kHasPreparing ? &Of::run_preparing : nullptr};
   };
   switch (width) {
     case 64:

@@ -32,6 +32,11 @@ struct TiledKernels {
   // The plan covers every sequence of the step; it may be that of a larger one.
   void (*run)(const AttentionParams& params, const TiledPlan& plan, const TiledPartials& partials,
               cudaStream_t stream);
+  // The same of sequences of one token each, whose heads `qkv` has as they are before prepare_qkv,
+  // can_hold_heads(), and whose slots are those of their positions or -1: with that kernel's bits.
+  // Null where has_preparing_kernel() says so; plan.row_tiles is 0, and partials.walk 1.
+  void (*run_preparing)(const AttentionParams& params, const QkvParams& qkv, const TiledPlan& plan,
+                        const TiledPartials& partials, cudaStream_t stream);
 };
 // Of a width that has_tiled_kernel().
 TiledKernels tiled_kernels_bf16(int64_t width);

@@ -128,6 +128,12 @@ __device__ __forceinline__ void load_half(const void* first, const void* second,
     copy(true);
 }
 
+// Four codes as bf16, times what `factors` has twice.
+__device__ __forceinline__ void widen_word(uint32_t word, uint32_t factors, uint32_t* to) {
+  to[0] = widen_codes((word & 0xffu) << 8 | (word & 0xff00u) << 16, factors);
+  to[1] = widen_codes((word >> 8 & 0xff00u) | (word & 0xff000000u), factors);
+}
+
 // kHalf rows of codes as bf16, each times the scale of the lane that has its position.
 template <int kDim, int kThreads>
 __device__ __forceinline__ void widen_half(const std::byte* codes, float scale, uint16_t* to) {
@@ -138,9 +144,8 @@ __device__ __forceinline__ void widen_half(const std::byte* codes, float scale, 
     const float factor = __shfl_sync(kAllLanes, scale, row);
     const uint32_t factors = pack_bf16(factor, factor);
     const uint32_t word = reinterpret_cast<const uint32_t*>(codes)[e];
-    auto* at = reinterpret_cast<uint32_t*>(to + row * kStrideOf<kDim> + e % kWords * 4);
-    at[0] = widen_codes((word & 0xffu) << 8 | (word & 0xff00u) << 16, factors);
-    at[1] = widen_codes((word >> 8 & 0xff00u) | (word & 0xff000000u), factors);
+    widen_word(word, factors,
+               reinterpret_cast<uint32_t*>(to + row * kStrideOf<kDim> + e % kWords * 4));
   }
 }
 
