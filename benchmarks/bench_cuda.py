@@ -159,9 +159,14 @@ def fused_rows(
 
 
 def attention_rows(
-    backend: Any, limits: Limits, rng: np.random.Generator, sizes: Sizes, kind: str = ""
+    backend: Any,
+    limits: Limits,
+    rng: np.random.Generator,
+    sizes: Sizes,
+    kind: str = "",
+    is_f8: bool = False,
 ) -> Iterator[Row]:
-    """Of decoding and of prompts, or of the kind that is named."""
+    """Of decoding and of prompts, or of the kind that is named, over a cache in bf16 or f8."""
     block = 16
     for heads, kv_heads, dim in sizes.heads:
         for batch, queries, context in sizes.attention:
@@ -169,7 +174,8 @@ def attention_rows(
                 continue
             blocks = context // block
             shape = (batch * blocks, kv_heads, block, dim)
-            keys, values = (backend.to_device(bf16(rng, *shape)) for _ in range(2))
+            make = f8_cache if is_f8 else bf16
+            keys, values = (backend.to_device(make(rng, *shape)) for _ in range(2))
             tables = np.arange(batch * blocks, dtype=np.int32).reshape(batch, blocks)
             tokens = batch * queries
             q = backend.to_device(rng.standard_normal((tokens, heads, dim), dtype=np.float32))
@@ -181,10 +187,19 @@ def attention_rows(
                     lens: Any = lens, tables: Any = tables, out: Any = out) -> None:  # fmt: skip
                 backend.paged_attention(q, keys, values, starts, lens, tables, 0.1, out=out)
 
-            num_bytes = 4 * batch * context * kv_heads * dim + 8 * tokens * heads * dim
+            row_bytes = dim + 4 if is_f8 else 2 * dim
+            num_bytes = 2 * batch * context * kv_heads * row_bytes + 8 * tokens * heads * dim
             name = attention_name(heads, kv_heads, dim, batch, queries, context)
             flops = attention_flops(heads, dim, batch, queries, context)
             yield limits.row(name, seconds_of(backend, run, 0.05), num_bytes, flops)
+
+
+def f8_cache(rng: np.random.Generator, blocks: int, heads: int, rows: int, dim: int) -> np.ndarray:
+    """Codes that are numbers, and behind those of a block's head their rows' scales."""
+    cache = np.empty((blocks, heads, rows * (dim + 4)), np.uint8)
+    cache[..., : rows * dim] = rng.integers(0, 0x78, rows * dim, np.uint8)
+    cache[..., rows * dim :] = np.full(rows, 2.0**-6, np.float32).view(np.uint8)
+    return cache.reshape(blocks, heads, rows, dim + 4)
 
 
 def attention_kind(queries: int) -> str:
@@ -218,17 +233,20 @@ def backend_with(choices: dict[str, str]) -> Any:
                 os.environ[name] = value
 
 
-# Kernels that the default's are to be compared with, by the kind of attention.
-ATTENTION_CHOICES = {
+# Kernels that the default's are to be compared with, by the kind of attention: whether their cache
+# is in f8, and what chooses them.
+ATTENTION_CHOICES: dict[str, list[tuple[str, bool, dict[str, str]]]] = {
     "decode": [
         *(
-            (f"{n} spans a warp", {"LLMSERVE_CUDA_DECODE_SPANS": n})
+            (f"{n} spans a warp", False, {"LLMSERVE_CUDA_DECODE_SPANS": n})
             for n in ("two", "enough", "all")
         ),
-        ("merged by the last block", {"LLMSERVE_CUDA_MERGE": "last"}),
-        ("merged by a kernel", {"LLMSERVE_CUDA_MERGE": "kernel"}),
+        ("merged by the last block", False, {"LLMSERVE_CUDA_MERGE": "last"}),
+        ("merged by a kernel", False, {"LLMSERVE_CUDA_MERGE": "kernel"}),
+        ("fp8 cache", True, {}),
+        ("fp8 cache by registers", True, {"LLMSERVE_CUDA_DECODE_F8": "registers"}),
     ],
-    "prefill": [("mma", {"LLMSERVE_CUDA_ATTENTION": "mma"})],
+    "prefill": [("mma", False, {"LLMSERVE_CUDA_ATTENTION": "mma"})],
 }
 
 
@@ -236,9 +254,9 @@ def other_attention_rows(
     _: Any, limits: Limits, rng: np.random.Generator, sizes: Sizes
 ) -> Iterator[Row]:
     for kind, choices in ATTENTION_CHOICES.items():
-        for name, environment in choices:
+        for name, is_f8, environment in choices:
             backend = backend_with(environment)
-            for row in attention_rows(backend, limits, rng, sizes, kind):
+            for row in attention_rows(backend, limits, rng, sizes, kind, is_f8):
                 row.name = f"{name}: {row.name}"
                 yield row
 

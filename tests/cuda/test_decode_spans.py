@@ -72,9 +72,37 @@ def test_spans_merged_by_the_last_block_have_the_bits_of_those_merged_by_a_kerne
         np.testing.assert_array_equal(run(merge, spans), by_kernel)
 
 
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("lengths", [FEW, MANY, [(70, 4), (300, 2)]], ids=["few", "many", "more"])
+def test_codes_widened_as_they_are_multiplied_have_the_bits_of_those_widened_before(
+    monkeypatch, lengths, dim
+):
+    rng = np.random.default_rng(2)
+    # Rows of all sizes: each has a scale of its own.
+    pairs = [
+        tuple(normal(rng, n, 2, dim) * 2.0 ** rng.integers(-9, 9, (n, 2, 1)) for _ in range(2))
+        for n, _ in lengths
+    ]
+    queries = [normal(rng, t, 6, dim) for _, t in lengths]
+    options = {"scale": 0.01, "window": 290, "sinks": normal(rng, 6)}
+
+    def run(where):
+        monkeypatch.setenv("LLMSERVE_CUDA_DECODE_F8", where)
+        backend = _core_testing.make_backend("cuda")
+        return formulas.run_attention(
+            backend, [(k.astype(np.float32), v.astype(np.float32)) for k, v in pairs], queries,
+            16, "fp8", **options,
+        )  # fmt: skip
+
+    before = run("shared")
+    assert np.isfinite(before).all()
+    np.testing.assert_array_equal(run("registers"), before)
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
+        ("LLMSERVE_CUDA_DECODE_F8", "shared or registers"),
         ("LLMSERVE_CUDA_DECODE_SPANS", "one, two, enough or all"),
         ("LLMSERVE_CUDA_MERGE", "auto, last or kernel"),
     ],

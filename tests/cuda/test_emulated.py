@@ -77,7 +77,8 @@ def package(tmp_path_factory):
         ("test_op_invariance.py", "cuda-invariant and every_tile"),
         (
             "test_fused_ops.py",
-            "(cuda-auto or cuda-cublaslt) and not company and not 1184 and not 256-256 and not 592",
+            "(cuda-auto or cuda-cublaslt) and not company and not 1184 and not 256-256 and not 592"
+            " and not (cublaslt and what_is_prepared)",
         ),
         ("test_quantized_linear.py", "cuda-auto and not deep and not any_batch"),
         ("test_linear_formats.py", "cuda-auto"),
@@ -177,6 +178,7 @@ def test_the_benchmarks_run_on_small_shapes_and_leave_their_rows(package, tmp_pa
     wanted += ["quantized int4", "quantized Q4_K", "quantized fp8 blocks", "load, weights"]
     wanted += ["all spans a warp: attention decode", "mma: attention prefill"]
     wanted += ["merged by the last block: attention decode", "prepared by attention: "]
+    wanted += ["fp8 cache: attention decode", "fp8 cache by registers: attention decode"]
     wanted += ["torch: attention pre", "hand-over from"]
     for kind in ("", "whole stretches: ", "plain: ", "torch: "):
         wanted += [f"{kind}latent attention decode", f"{kind}latent attention prefill"]

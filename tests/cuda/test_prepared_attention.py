@@ -61,6 +61,14 @@ def test_attention_prepares_with_the_bits_of_a_kernel_in_front(
     assert np.isfinite(by_kernel[0]).all()
     for got, expected in zip(by_attention[:3], by_kernel[:3], strict=True):
         np.testing.assert_array_equal(got, expected)
+    if dtype == "fp8":
+        of_codes = step(
+            *(monkeypatch, case, shape, dtype),
+            {"LLMSERVE_CUDA_DECODE_F8": "registers"},
+            **options,
+        )
+        for got, expected in zip(of_codes[:3], by_kernel[:3], strict=True):
+            np.testing.assert_array_equal(got, expected)
     assert by_attention[3]  # what was compared is two kernels
     assert not by_kernel[3]
 

@@ -125,6 +125,7 @@ void CudaBackend::choose_attention(std::string_view gemm, int major, int minor,
   preparation_ = prepare == "attention" ? Preparation::kAttention
                  : prepare == "kernel"  ? Preparation::kKernel
                                         : Preparation::kFew;
+  holds_codes_ = chosen("LLMSERVE_CUDA_DECODE_F8", {"shared", "registers"}) == "registers";
   const bool promises_bits = gemm == "invariant" || gemm == "plain";
   const bool has_wgmma = major == 9 && minor == 0 && wgmma_kernels(128).run != nullptr;
   insists_on_wgmma_ = choice == "wgmma";

@@ -177,7 +177,8 @@ class CudaBackend final : public Backend, public UncheckedPacking {
   DecodeSpans decode_spans_ = DecodeSpans::kOne;
   SpanMerge span_merge_ = SpanMerge::kFew;
   Preparation preparation_ = Preparation::kFew;
-  Buffer arrivals_;  // of blocks that split a row
+  bool holds_codes_ = false;  // of f8 caches, in decoding
+  Buffer arrivals_;           // of blocks that split a row
   bool may_wgmma_ = false;
   bool insists_on_wgmma_ = false;
   std::map<int64_t, bool> wgmma_widths_;  // that were tried, and whether they are to be believed

@@ -206,6 +206,12 @@ constexpr int64_t tiled_unit_bytes(int width) {
 }
 constexpr int64_t tiled_code_bytes(int width) { return int64_t{2} * kTiledUnit * width; }
 
+// Where codes are widened as they are multiplied: from row to row of them, and a unit of both.
+constexpr int tiled_code_stride(int width) { return width + 16; }
+constexpr int64_t tiled_held_code_bytes(int width) {
+  return int64_t{2} * kTiledUnit * tiled_code_stride(width);
+}
+
 // Shared memory of a warp that works on a span, and of a block of them: 35 KB at D = 128, so that
 // six decoding warps fit an SM of a data-centre GPU, each with three quarters of it on their way.
 constexpr int64_t tiled_split_warp_bytes(int width, bool is_f8) {
@@ -220,6 +226,8 @@ constexpr int64_t tiled_split_bytes(int width, int warps, bool is_f8) {
 }
 // Whether decoding's kernels may prepare queries, keys and values by themselves: of widths that
 // models have.
+// Whether decoding has kernels that widen codes as they multiply them: likewise.
+constexpr bool has_code_kernel(int64_t width) { return width == 64 || width == 128; }
 constexpr bool has_preparing_kernel(int64_t width) { return width == 64 || width == 128; }
 // What the kernel has beside it, a maximum and a sum of each row and unit, at most.
 inline constexpr int64_t kTiledStaticBytes = int64_t{2} * kTiledSpan / kTiledUnit * kTiledRows * 4;

@@ -190,7 +190,8 @@ void CudaBackend::attend_in_tiles(const PagedAttentionArgs& args, AttentionParam
       .shared_bytes = tiled_shared_bytes_,
       .walk = tiled_walk(decode_spans_, plan.spans, params.num_sequences * kv_heads),
       .arrived = n > 0 ? arrivals(at_once * kv_heads) : nullptr,
-      .merge = span_merge_};
+      .merge = span_merge_,
+      .holds_codes = holds_codes_};
   if (unprepared != nullptr)
     return kernels.run_preparing(params, *unprepared, plan, partials, stream());
   if (plan.row_tiles > 0)

@@ -57,10 +57,12 @@ __device__ __forceinline__ void prepare_queries(const QkvParams& p, const RowTil
   }
 }
 
-// A head's row as a tile has it of the cache: in bf16, through codes where these are kept.
-template <int kDim, Storage kStorage>
+// A head's row as a tile has it of the cache: in bf16, through codes where these are kept; or codes
+// themselves, where the tile has them.
+template <int kDim, Storage kStorage, bool kIsCodes>
 struct TileRow {
-  uint32_t pairs[WarpHead<kDim>::kFours][2];
+  uint32_t words[WarpHead<kDim>::kFours][kIsCodes ? 1 : 2];
+  float scale;  // of codes
 
   // Also to the slot in the cache.
   __device__ __forceinline__ void take(const CachePart& part, int64_t slot, int64_t head,
@@ -70,38 +72,45 @@ struct TileRow {
                                 true);
     if constexpr (kStorage == Storage::kF8) {
       const Codes<Shape> codes = encode_head<Shape>(x);
-      const uint32_t factors = pack_bf16(codes.scale, codes.scale);
+      scale = codes.scale;
+      const uint32_t factors = pack_bf16(scale, scale);
 #pragma unroll
-      for (int f = 0; f < Shape::kFours; ++f) widen_word(codes.words[f], factors, pairs[f]);
+      for (int f = 0; f < Shape::kFours; ++f) {
+        if constexpr (kIsCodes)
+          words[f][0] = codes.words[f];
+        else
+          widen_word(codes.words[f], factors, words[f]);
+      }
     } else {
 #pragma unroll
       for (int f = 0; f < Shape::kFours; ++f) {
 #pragma unroll
         for (int i = 0; i < 2; ++i)
-          pairs[f][i] = float_to_bf16(x[f].at[2 * i]) |
+          words[f][i] = float_to_bf16(x[f].at[2 * i]) |
                         static_cast<uint32_t>(float_to_bf16(x[f].at[2 * i + 1])) << 16;
       }
     }
   }
-  __device__ __forceinline__ void put(uint16_t* to) const {
+  __device__ __forceinline__ void put(void* row) const {
+    constexpr int kWords = kIsCodes ? 1 : 2;
 #pragma unroll
     for (int f = 0; f < WarpHead<kDim>::kFours; ++f) {
-      const int column = 4 * static_cast<int>(threadIdx.x % 32 + f * 32);
-      if (column >= kDim) continue;
-      reinterpret_cast<uint32_t*>(to + column)[0] = pairs[f][0];
-      reinterpret_cast<uint32_t*>(to + column)[1] = pairs[f][1];
+      const int four = static_cast<int>(threadIdx.x % 32 + f * 32);
+      if (4 * four >= kDim) continue;
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) static_cast<uint32_t*>(row)[four * kWords + i] = words[f][i];
     }
   }
 };
 
 // The newest key and value of a sequence and KV head, of the warp whose unit has their position:
 // first asked for, then prepared, so that nobody waits for them.
-template <int kDim, Storage kStorage>
+template <int kDim, Storage kStorage, bool kIsCodes>
 struct Newest {
   Four k[WarpHead<kDim>::kFours];
   Four v[WarpHead<kDim>::kFours];
-  TileRow<kDim, kStorage> key;
-  TileRow<kDim, kStorage> value;
+  TileRow<kDim, kStorage, kIsCodes> key;
+  TileRow<kDim, kStorage, kIsCodes> value;
 
   __device__ __forceinline__ void load(const QkvParams& p, int64_t token, int64_t kv_head) {
     load_head<kDim>(p.k.data + token * p.k.stride + kv_head * kDim, k);

@@ -24,6 +24,7 @@ struct TiledPartials {
   // and after it.
   uint32_t* arrived = nullptr;
   SpanMerge merge = SpanMerge::kFew;  // whether by the last of these blocks; changes no bit
+  bool holds_codes = false;  // f8 is widened as it is multiplied, and not before; changes no bit
 };
 struct TiledKernels {
   // Once before the first run(), on the device, whose blocks may ask for so much shared memory, and

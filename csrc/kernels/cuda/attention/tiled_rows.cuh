@@ -103,7 +103,7 @@ constexpr int kRowBytes = kStorage == Storage::kF8 ? kDim : kStrideOf<kDim> * 2;
 
 // kHalf rows of keys, of values or, where both are given, of both, to shared memory, by kThreads
 // threads; row i begins where lane i of each warp says. If `is_whole`, each of them does.
-template <int kDim, int kThreads, Storage kStorage>
+template <int kDim, int kThreads, Storage kStorage, int kRow = kRowBytes<kDim, kStorage>>
 __device__ __forceinline__ void load_half(const void* first, const void* second, int64_t offset,
                                           bool is_whole, std::byte* to, std::byte* second_to) {
   constexpr int kSize = kStorage == Storage::kF8 ? 1 : 2;
@@ -116,7 +116,7 @@ __device__ __forceinline__ void load_half(const void* first, const void* second,
       const int64_t begin = __shfl_sync(kAllLanes, offset, row);
       const bool is_there = !skips || begin >= 0;
       const int64_t from = is_there ? begin * kSize + at : 0;
-      const int target = row * kRowBytes<kDim, kStorage> + at;
+      const int target = row * kRow + at;
       copy_async(to + target, static_cast<const std::byte*>(first) + from, is_there);
       if (second)
         copy_async(second_to + target, static_cast<const std::byte*>(second) + from, is_there);
@@ -348,6 +348,13 @@ struct Running {
 
   // Takes a unit's scores and values in.
   __device__ __forceinline__ void add(const float (&s)[8][4], const uint16_t* values) {
+    add(s, [&](const uint32_t (&weights)[4][4], int n, float (&left)[4], float (&right)[4]) {
+      weigh_values<kDim>(weights, values, n, left, right);
+    });
+  }
+  // Or what `weigh_some` makes of weights and 16 columns of the values.
+  template <class Weigh>
+  __device__ __forceinline__ void add(const float (&s)[8][4], const Weigh& weigh_some) {
     float largest[2];
     largest_scores(s, largest);
     float scale[2];
@@ -367,7 +374,7 @@ struct Running {
     for (int n = 0; n < kDim / 16; ++n) {
       float left[4];
       float right[4];
-      weigh_values<kDim>(weights, values, n, left, right);
+      weigh_some(weights, n, left, right);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         o[2 * n][i] = v_fma(o[2 * n][i], scale[i / 2], left[i]);
