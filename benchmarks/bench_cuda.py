@@ -15,7 +15,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,15 @@ class Sizes:
     product: int = 8192
     linears: tuple[tuple[int, int], ...] = ((4096, 1024), (16384, 2048), (151936, 1024))
     linear_rows: tuple[int, ...] = (1, 2, 4, 8, 16, 64, 512)  # up to 8: gemv
+    # Those that kernels are compared by: of models of 0.6 and 8 billion parameters.
+    products: tuple[tuple[int, int], ...] = (
+        (4096, 1024),
+        (16384, 2048),
+        (151936, 1024),
+        (28672, 4096),
+        (4096, 14336),
+    )
+    product_rows: tuple[int, ...] = (1, 8, 16, 32, 64, 128, 256, 512, 2048)
     mlps: tuple[tuple[int, int], ...] = ((1024, 3072), (4096, 14336))  # E, F
     mlp_rows: tuple[int, ...] = (1, 2, 4, 8, 64)
     qkv_tokens: tuple[int, ...] = (1, 64, 2048)
@@ -75,6 +84,8 @@ SMALL = Sizes(
     product=32,
     linears=((32, 16),),
     linear_rows=(1, 9),
+    products=((32, 16),),
+    product_rows=(1, 9),
     mlps=((16, 16),),
     mlp_rows=(1, 9),
     qkv_tokens=(1,),
@@ -94,10 +105,15 @@ SMALL = Sizes(
 
 
 def linear_rows(
-    backend: Any, limits: Limits, rng: np.random.Generator, sizes: Sizes
+    backend: Any,
+    limits: Limits,
+    rng: np.random.Generator,
+    sizes: Sizes,
+    dtypes: tuple[str, ...] = ("bfloat16", "float32"),
 ) -> Iterator[Row]:
     for n, k in sizes.linears:
-        for dtype, size in (("bfloat16", 2), ("float32", 4)):
+        for dtype in dtypes:
+            size = 2 if dtype == "bfloat16" else 4
             w = bf16(rng, n, k)
             weight = backend.pack_linear([w], dtype)
             for m in sizes.linear_rows:
@@ -110,6 +126,25 @@ def linear_rows(
                 num_bytes = n * k * size + 4 * m * (n + k)
                 name = f"linear {dtype} M={m} {n}x{k}"
                 yield limits.row(name, seconds_of(backend, run, 0.05), num_bytes, 2 * m * n * k)
+
+
+# Products in bf16 by one kernel or library for any number of rows; the first is what is chosen by
+# default, which says in the device's line what that is.
+PRODUCT_CHOICES = ("auto", "cublaslt", "wgmma", "mma")
+
+
+def product_rows(_: Any, limits: Limits, rng: np.random.Generator, sizes: Sizes) -> Iterator[Row]:
+    sizes = replace(sizes, linears=sizes.products, linear_rows=sizes.product_rows)
+    for choice in PRODUCT_CHOICES:
+        try:
+            backend = backend_with({"LLMSERVE_CUDA_GEMM": choice})
+        except NotImplementedError as error:  # of another GPU, or without the library
+            print(error)
+            continue
+        for row in linear_rows(backend, limits, rng, sizes, ("bfloat16",)):
+            if choice != PRODUCT_CHOICES[0]:
+                row.name = f"{choice}: {row.name}"
+            yield row
 
 
 def fused_rows(
@@ -445,6 +480,7 @@ Make = Callable[[Any, Limits, np.random.Generator, Sizes], Iterator[Row]]
 PARTS: dict[str, tuple[Make, ...]] = {
     "attention": (attention_rows, other_attention_rows, prepared_rows, all_latent_rows),
     "ops": (transfer_rows, row_op_rows, fused_rows, linear_rows, plain_rows),
+    "products": (product_rows,),
 }
 
 

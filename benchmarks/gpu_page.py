@@ -135,6 +135,8 @@ def tables(stages: Stages, first: Stages) -> list[str]:
         parts += [changes(before, ops)] if before else []
     parts += [model_table(models)] if models else []
     benches = {part: Bench.of(stages, part) for part in BENCHES}
+    if by_kernel := benches["products"]:
+        parts.append(products_by_kernel(by_kernel))
     if formats := benches["formats"]:
         parts.append(format_table(formats))
     forms = [bench for part in FORMS if (bench := benches[part])]
@@ -269,6 +271,15 @@ def products(ops: Bench) -> str:
             name = f"norm, linear, gate as {kind} M={m} {shape}"
             add_product(cells, f"{shape} with norm and gate, {kind}", m, ops, name)
     return pivot("product in bf16, µs (share of the limit)", cells)
+
+
+def products_by_kernel(bench: Bench) -> str:
+    """One line a weight and kernel, one column a number of rows."""
+    cells: dict[str, dict[str, str]] = {}
+    for match in bench.matches(r"(?:(\S+): )?linear bfloat16 M=(\d+) (\S+)"):
+        line = f"{match[3]}, {match[1] or 'as by default'}"
+        add_product(cells, line, int(match[2]), bench, match[0])
+    return pivot("product in bf16 by kernel, µs (share of the limit)", cells)
 
 
 def add_product(cells: dict[str, dict[str, str]], line: str, m: int, ops: Bench, name: str) -> None:

@@ -21,7 +21,8 @@ OPS = ("attention", "ops")  # parts of bench_cuda.py
 MODELS = ("qwen3-0.6b", "llama-3.2-1b", "llama-3.1-8b")
 SERVED = ("qwen3-0.6b", "llama-3.1-8b")
 FORMS = ("floats", "integers")
-BENCHES = (*OPS, "formats", *MODELS, *FORMS, *(f"server-{model}" for model in SERVED), "peers")
+SERVERS = tuple(f"server-{model}" for model in SERVED)
+BENCHES = (*OPS, "products", "formats", *MODELS, *FORMS, *SERVERS, "peers")
 STAGES = ("build", "test", "sanitize", "sanitize-more", *(f"bench-{part}" for part in BENCHES))
 
 

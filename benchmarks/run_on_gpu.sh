@@ -7,10 +7,10 @@
 #                                       and graphs
 #   benchmarks/run_on_gpu.sh sanitize-more   the same of integers, FP8, experts, speculation, and ranks on one GPU
 #   benchmarks/run_on_gpu.sh bench      against what the GPU was measured to do and PyTorch, in parts of as much time
-#                                       each: OPS; formats (products with weights of all kinds); MODELS below; floats
-#                                       and integers (an 8B model by the form of its weights and cache); server-MODEL;
-#                                       peers (vLLM and SGLang, from a folder of their wheels LLMSERVE_PEER_WHEELS,
-#                                       nothing without one). `bench ops` runs one
+#                                       each: OPS; products (in bf16, by each kernel); formats (products with weights
+#                                       of all kinds); MODELS below; floats and integers (an 8B model by the form of
+#                                       its weights and cache); server-MODEL; peers (vLLM and SGLang, from a folder of
+#                                       their wheels LLMSERVE_PEER_WHEELS, nothing without one). `bench ops` runs one
 #   benchmarks/run_on_gpu.sh all        one after another, whatever fails but the build; called again, those that are
 #                                       not in OUT yet, have failed, or are of another commit
 #
@@ -31,7 +31,7 @@ python=${PYTHON:-python3}
 limit=${LLMSERVE_STAGE_SECONDS:-520}
 OPS="attention ops"
 MODELS="qwen3-0.6b llama-3.2-1b llama-3.1-8b"
-PARTS="$OPS formats $MODELS floats integers server-qwen3-0.6b server-llama-3.1-8b peers"
+PARTS="$OPS products formats $MODELS floats integers server-qwen3-0.6b server-llama-3.1-8b peers"
 mkdir -p "$out"
 
 if [ -n "${LLMSERVE_WHEELS:-}" ]; then
@@ -93,10 +93,10 @@ sanitize() {
   local auto="cuda-auto and (linear_ or attention_ or prepared)"
   local invariant="cuda-invariant and (linear_ or every_tile)"
   local decoding="few_rows and (1000 or 2-2-80 or 8-1-128) or sampling_shapes and 4100 or row_kernels and not 8196"
-  local attention="wgmma_attention and not chunks or decode_spans and 64 and window"
+  local attention="wgmma_attention and not chunks or wgmma_linear or decode_spans and 64 and window"
   local kernels="($plain) or ($auto) or ($invariant) or ($decoding) or ($attention)"
   sanitized sanitize "($kernels or in_flight or graphs or (padding and auto)) and not 193 and not 1184" \
-    tests/parity/test_{ops,fused_ops,op_invariance,sampling_op,sampling_edits,wgmma_attention}.py \
+    tests/parity/test_{ops,fused_ops,op_invariance,sampling_op,sampling_edits,wgmma_attention,wgmma_linear}.py \
     tests/cuda/test_{two_in_flight,graphs,padding_rows,few_rows,sampling_shapes,row_kernels,decode_spans}.py
 }
 
@@ -116,7 +116,7 @@ sanitize_more() {
 bench_part() {
   local part=$1 start=$SECONDS status=0 command
   case $part in
-    attention | ops) command=(benchmarks/bench_cuda.py "$part") ;;
+    attention | ops | products) command=(benchmarks/bench_cuda.py "$part") ;;
     formats) command=(benchmarks/bench_cuda_formats.py) ;;
     floats | integers) command=(benchmarks/bench_cuda_forms.py "$part") ;;
     server-*) command=(benchmarks/bench_cuda_server.py "${part#server-}") ;;
@@ -158,5 +158,5 @@ case $stage in
   sanitize-more) sanitize_more ;;
   bench) if [ $# -gt 1 ]; then bench "${@:2}"; else bench $PARTS; fi ;;
   all) all ;;
-  *) sed -n '2,17p' "$0"; exit 2 ;;
+  *) sed -n '2,16p' "$0"; exit 2 ;;
 esac

@@ -11,6 +11,7 @@
 #include "engine/recorded_shape.h"
 #include "kernels/cuda/attention/column_plan.h"
 #include "kernels/cuda/launch_math.h"
+#include "kernels/cuda/linear/wgmma_shapes.h"
 #include "kernels/cuda/steps/recorded_work.h"
 
 namespace py = pybind11;
@@ -62,6 +63,28 @@ void register_testing_cuda(py::module_& testing) {
                               cuda::mma_blocks(rows, columns, tile));
       },
       "rows"_a, "columns"_a, "(tile rows, tile columns, threads, shared bytes, blocks)");
+  math.def(
+      "wgmma_splits",
+      [](int64_t in_features) {
+        return py::make_tuple(cuda::wgmma_splits(in_features),
+                              cuda::wgmma_split_steps(in_features));
+      },
+      "in_features"_a, "(splits, stages of a split)");
+  math.def(
+      "wgmma_form",
+      [](int64_t rows, int64_t outputs, int64_t in_features) {
+        const cuda::WgmmaForm form = cuda::wgmma_form(rows, outputs, in_features);
+        return py::make_tuple(form.groups, form.columns, form.sharing, form.tiles(rows, outputs),
+                              form.tile_bytes(), form.stages(), form.shared_bytes(), form.threads(),
+                              form.blocks_per_sm());
+      },
+      "rows"_a, "outputs"_a, "in_features"_a,
+      "(warpgroups, columns, sharing, tiles, bytes of a tile's sums, stages, shared bytes, "
+      "threads, "
+      "blocks an SM)");
+  math.attr("WGMMA_DEPTH") = cuda::kWgmmaDepth;
+  math.attr("WGMMA_PARTIAL_BYTES") = cuda::kWgmmaPartialBytes;
+  math.attr("WGMMA_ARRIVALS") = cuda::kWgmmaArrivals;
   math.def("gemm_bucket", &cuda::gemm_bucket, "rows"_a);
   math.attr("GEMV_MAX_ROWS") = cuda::kGemvMaxRows;
   math.attr("GEMV_WARPS") = cuda::kGemvWarps;

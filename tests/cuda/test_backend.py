@@ -170,5 +170,5 @@ def test_several_backends_live_in_one_process():
 @pytest.mark.skipif("LLMSERVE_CUDA_GEMM" in os.environ, reason="the choice was made outside")
 def test_an_unknown_gemm_is_refused(monkeypatch):
     monkeypatch.setenv("LLMSERVE_CUDA_GEMM", "fast")
-    with pytest.raises(ValueError, match="expected auto, plain, invariant or cublaslt"):
+    with pytest.raises(ValueError, match="expected auto, plain, invariant, wgmma, mma or "):
         testing.make_backend("cuda")

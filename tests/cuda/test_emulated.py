@@ -72,9 +72,9 @@ def package(tmp_path_factory):
             "cuda-plain and (row_ops or sampled or (bfloat16 and 33-window))",
         ),
         ("test_ops.py", "cuda-cublaslt and linear_"),
-        ("test_ops.py", "cuda-invariant and linear_ and bfloat16 and not 193"),
+        ("test_ops.py", "cuda-mma and linear_ and bfloat16 and not 193"),
         ("test_fused_ops.py", "cuda-invariant and (company or (64-256 and bfloat16))"),
-        ("test_op_invariance.py", "cuda-invariant and every_tile"),
+        ("test_op_invariance.py", "cuda-mma and every_tile"),
         (
             "test_fused_ops.py",
             "(cuda-auto or cuda-cublaslt) and not company and not 1184 and not 256-256 and not 592"
@@ -106,6 +106,7 @@ def package(tmp_path_factory):
         ),
         ("test_wgmma_attention.py", ""),
         ("test_column_attention.py", ""),
+        ("test_wgmma_linear.py", ""),
         ("../cuda/test_decode_spans.py", ""),
         ("../cuda/test_prepared_attention.py", ""),
         ("../cuda/test_ops_on_device.py", ""),
@@ -153,7 +154,7 @@ def test_the_parity_tests_pass_on_emulated_kernels(package, files, selection):
 
 def test_the_benchmarks_run_on_small_shapes_and_leave_their_rows(package, tmp_path):
     """What is wrong with them would otherwise be found on a GPU, where time is dear."""
-    parts = ("attention", "ops", "formats", "qwen3-0.6b", "floats", "integers")
+    parts = ("attention", "ops", "products", "formats", "qwen3-0.6b", "floats", "integers")
     parts += ("server-qwen3-0.6b", "peers")
     result = subprocess.run(
         ["benchmarks/run_on_gpu.sh", "bench", *parts],
@@ -182,6 +183,10 @@ def test_the_benchmarks_run_on_small_shapes_and_leave_their_rows(package, tmp_pa
     wanted += ["torch: attention pre", "hand-over from"]
     for kind in ("", "whole stretches: ", "plain: ", "torch: "):
         wanted += [f"{kind}latent attention decode", f"{kind}latent attention prefill"]
+    wanted += [
+        "linear bfloat16",
+        *(f"{by}: linear bfloat16" for by in ("cublaslt", "wgmma", "mma")),
+    ]
     for kind in ("", "invariant: "):
         wanted += [f"{kind}decode batch 1,", f"{kind}prefill 16", f"{kind}the host's"]
         wanted += [f"{kind}nano-vllm workload, second"]

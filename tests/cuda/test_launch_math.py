@@ -55,6 +55,34 @@ def test_tensor_core_tiles_grow_with_the_product():
     assert launch.mma(8192, 4096)[:2] == (128, 128)
 
 
+@pytest.mark.parametrize("depth", [8, 64, 520, 1024, 1032, 1544, 2048, 2056, 4096, 14_336, 53_248])
+def test_the_splits_of_a_product_by_wgmma_cover_k_and_none_is_empty(depth):
+    splits, steps = launch.wgmma_splits(depth)
+    width = steps * launch.WGMMA_DEPTH
+    assert 1 <= splits <= 4
+    assert (splits - 1) * width < depth <= splits * width
+
+
+@pytest.mark.parametrize("depth", [64, 1024, 1544, 4096, 14_336])
+@pytest.mark.parametrize("columns", WIDTHS)
+@pytest.mark.parametrize("rows", ROWS)
+def test_a_product_by_wgmma_fits_an_sm_and_what_it_passes_on_its_memory(rows, columns, depth):
+    groups, wide, sharing, tiles, tile_bytes, stages, shared, threads, blocks = launch.wgmma_form(
+        rows, columns, depth
+    )
+    assert (groups, wide) in {(1, 8), (1, 16), (1, 32), (1, 64), (2, 32), (2, 64), (2, 128)}
+    assert tiles == -(-rows // wide) * -(-columns // (64 * groups))
+    splits = launch.wgmma_splits(depth)[0]
+    assert splits % sharing == 0
+    if sharing > 1:
+        assert tiles * splits * tile_bytes <= launch.WGMMA_PARTIAL_BYTES
+        assert tiles * groups <= launch.WGMMA_ARRIVALS
+    assert shared <= 227 * 1024  # what a block may ask for on compute capability 9.0
+    assert blocks * (shared + 2048) <= 228 * 1024  # with a KB that is the driver's
+    assert threads <= launch.MAX_THREADS
+    assert stages >= 4
+
+
 def test_a_librarys_algorithms_are_chosen_for_powers_of_two():
     buckets = [launch.gemm_bucket(m) for m in range(1, 20_000)]
     assert buckets == sorted(buckets)

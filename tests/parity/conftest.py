@@ -26,7 +26,7 @@ def ref():
     return testing.make_backend("ref")
 
 
-GEMMS = ("plain", "auto", "cublaslt", "invariant")
+GEMMS = ("plain", "auto", "cublaslt", "invariant", "mma")
 CUDA = [pytest.param(f"cuda-{gemm}", marks=pytest.mark.cuda) for gemm in GEMMS]
 
 

@@ -109,7 +109,7 @@ def test_a_row_of_nan_reaches_those_who_see_it_and_rows_of_the_same_prompt_and_h
 
 
 def test_products_that_promise_bits_go_with_mma_and_the_rest_is_refused_by_name():
-    assert "wgmma" not in make("auto", "invariant").description
+    assert "wgmma for prompts" not in make("auto", "invariant").description
     for gemm in ("invariant", "plain"):
         with pytest.raises(InvalidArgument, match="use mma"):
             make("wgmma", gemm)
@@ -149,7 +149,7 @@ def test_an_engine_says_at_load_by_what_prompts_attend(wgmma, monkeypatch):
     if "emulated" not in description:
         return
     by_mma, tokens = run("mma")
-    assert "wgmma" not in by_mma
+    assert "wgmma for prompts" not in by_mma
     monkeypatch.setenv("LLMSERVE_EMULATOR_WGMMA", "wrong")
     description, fallen_back = run("auto")
     assert "wgmma differs from mma by" in description

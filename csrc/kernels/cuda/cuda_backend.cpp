@@ -13,6 +13,7 @@
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/launch_math.h"
 #include "kernels/cuda/linear/quantized.h"
+#include "kernels/cuda/linear/wgmma_linear.h"
 #include "kernels/cuda/pinned_copies.h"
 #include "kernels/host_ops.h"
 
@@ -79,17 +80,18 @@ CudaBackend::CudaBackend(const BackendOptions& options, int device)
   check("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties, device));
   device_name_ = concat(properties.name, ", sm_", properties.major, properties.minor);
   const std::string choice =
-      chosen("LLMSERVE_CUDA_GEMM", {"auto", "plain", "invariant", "cublaslt"});
+      chosen("LLMSERVE_CUDA_GEMM", {"auto", "plain", "invariant", "wgmma", "mma", "cublaslt"});
   std::string problem = "asked for";
   if (choice == "auto" || choice == "cublaslt") cublaslt_ = CublasLt::open(memory_, problem);
   if (choice == "cublaslt" && !cublaslt_)
     throw NotSupported(concat("LLMSERVE_CUDA_GEMM=cublaslt: ", problem));
-  if (choice == "invariant" && properties.major < 8)
-    throw NotSupported(concat("LLMSERVE_CUDA_GEMM=invariant: expected compute capability 8.0 or ",
-                              "later, got ", device_name_, "; use plain"));
+  uses_mma_ = choice == "invariant" || choice == "wgmma" || choice == "mma";
+  if (uses_mma_ && properties.major < 8)
+    throw NotSupported(concat("LLMSERVE_CUDA_GEMM=", choice,
+                              ": expected compute capability 8.0 or ", "later, got ", device_name_,
+                              "; use plain"));
   uses_gemv_ = choice == "auto";
   uses_mma_gemv_ = uses_gemv_ && properties.major >= 8;
-  uses_mma_ = choice == "invariant";
   // Beyond eight rows, or always, the library chooses an algorithm by their number.
   if (choice == "auto") steps_.bound_exact_rows(8);
   if (choice == "cublaslt") steps_.bound_exact_rows(1);
@@ -99,13 +101,39 @@ CudaBackend::CudaBackend(const BackendOptions& options, int device)
     fp8_rows_ = choice == "cublaslt" ? 1 : kFp8MinRows;
   has_mma_ = choice != "plain" && properties.major >= 8;
   if (has_mma_) prepare_mma_linear();
+  open_wgmma_linear(choice, properties.major, properties.minor, properties.multiProcessorCount);
   choose_attention(choice, properties.major, properties.minor,
                    static_cast<int64_t>(properties.sharedMemPerBlockOptin));
   steps_.allow_early_starts(chosen("LLMSERVE_CUDA_LAUNCH", {"early", "plain"}) == "early" &&
                             properties.major >= 9 && kernels_wait());
   gemm_description_ =
-      concat(uses_gemv_ ? "gemv and " : "", uses_mma_ ? "mma of one order and " : "",
-             cublaslt_ ? cublaslt_->description() : concat("plain matrix products, ", problem));
+      concat(uses_gemv_ ? "gemv and " : "",
+             !uses_mma_      ? ""
+             : wgmma_linear_ ? "wgmma of one order and "
+                             : "mma of one order and ",
+             cublaslt_ ? cublaslt_->description() : concat("plain matrix products, ", problem),
+             cublaslt_ && wgmma_linear_ ? " or wgmma" : "");
+}
+
+CudaBackend::~CudaBackend() = default;
+
+// Beside the library, and for products of one order where they need not be by mma.
+void CudaBackend::open_wgmma_linear(std::string_view choice, int major, int minor, int num_sms) {
+  const bool is_wanted =
+      choice == "invariant" || choice == "wgmma" || (choice == "auto" && cublaslt_);
+  if (!is_wanted) return;
+  std::string problem;
+  wgmma_linear_ = WgmmaLinear::open(memory_, major, minor, num_sms, problem);
+  // By default it is tried at the first product of more rows than eight.
+  if (wgmma_linear_ && uses_mma_) problem = wgmma_linear_->find_problem();
+  if (problem.empty()) return;
+  wgmma_linear_.reset();
+  if (choice == "wgmma")
+    throw NotSupported(
+        concat("LLMSERVE_CUDA_GEMM=wgmma: ", problem, ", got ", device_name_, "; use invariant"));
+  // What is new to nobody is not said.
+  if (kHasWgmmaProduct && major == 9 && minor == 0)
+    wgmma_problem_ += concat(", products without wgmma: ", problem);
 }
 
 void CudaBackend::choose_attention(std::string_view gemm, int major, int minor,
@@ -126,7 +154,7 @@ void CudaBackend::choose_attention(std::string_view gemm, int major, int minor,
                  : prepare == "kernel"  ? Preparation::kKernel
                                         : Preparation::kFew;
   holds_codes_ = chosen("LLMSERVE_CUDA_DECODE_F8", {"shared", "registers"}) == "registers";
-  const bool promises_bits = gemm == "invariant" || gemm == "plain";
+  const bool promises_bits = uses_mma_ || gemm == "plain";
   const bool has_wgmma = major == 9 && minor == 0 && wgmma_kernels(128).run != nullptr;
   insists_on_wgmma_ = choice == "wgmma";
   if (insists_on_wgmma_ && promises_bits) {
@@ -205,7 +233,9 @@ int64_t CudaBackend::op_scratch_bytes(const StepShape& shape) const {
   // Rows of integers, which this backend rounds up to more than the host does.
   const int64_t integer_bytes =
       shape.activation_bytes > 0 ? shape.activation_bytes + kQuantizedUnit : 0;
-  return std::max({is_rounded ? shape.max_tokens * shape.max_in_features * 2 : 0,
+  // Of a gated layer, what the gate writes beside what it reads.
+  const int64_t rounded_rows = wgmma_linear_ ? 2 : 1;
+  return std::max({is_rounded ? rounded_rows * shape.max_tokens * shape.max_in_features * 2 : 0,
                    shape.max_tokens * integer_bytes, grouped_scratch_bytes(shape.grouped),
                    attention_scratch_bytes(shape)});
 }
@@ -219,7 +249,8 @@ int64_t CudaBackend::arrival_bytes(const StepShape& shape) const {
 
 int64_t CudaBackend::scratch_bytes(const StepShape& shape, int) const {
   return op_scratch_bytes(shape) + arrival_bytes(shape) + CudaSteps::device_bytes(shape) +
-         (cublaslt_ ? CublasLt::kWorkspaceBytes : 0);
+         (cublaslt_ ? CublasLt::kWorkspaceBytes : 0) +
+         (wgmma_linear_ ? WgmmaLinear::kWorkingBytes : 0);
 }
 
 void CudaBackend::reserve_scratch(const StepShape& shape) {

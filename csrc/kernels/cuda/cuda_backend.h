@@ -3,6 +3,7 @@
 // (Memory::copy_to_host, sample).
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <deque>
 #include <map>
@@ -28,21 +29,25 @@
 
 namespace llmserve::cuda {
 
+class WgmmaLinear;
+
 class CudaBackend final : public Backend, public UncheckedPacking {
  public:
   // On one of the visible devices. Products, by LLMSERVE_CUDA_GEMM: auto or nothing is mma_gemv or
-  // gemv for few rows and cuBLASLt, where it is found, for more; invariant is mma_linear for bf16
-  // weights and plain_linear for others, with the same bits whatever M is; plain is plain_linear
-  // for all, with that promise, too; cublaslt is cuBLASLt for all, and insists on it. Throws
-  // InvalidArgument, NotSupported, DeviceError. Attention over caches in bf16 and f8 is
-  // tiled_attention where that can run, column_attention of other shapes, and paged_attention
-  // otherwise. Of those the plain is for
-  // all with LLMSERVE_CUDA_ATTENTION=plain. Prompts are wgmma_attention on sm_90 unless products
+  // gemv for few rows and, for more, the faster of cuBLASLt, where it is found, and of
+  // wgmma_linear, where that runs; invariant is, for bf16 weights, wgmma_linear where it runs and
+  // mma_linear elsewhere, and plain_linear for others, with the same bits whatever M is; wgmma and
+  // mma name which, and wgmma insists on it; plain is plain_linear for all, with that promise, too;
+  // cublaslt is cuBLASLt for all, and insists on it. Throws InvalidArgument, NotSupported,
+  // DeviceError. Attention over caches in bf16 and f8 is tiled_attention where that can run,
+  // column_attention of other shapes, and paged_attention otherwise. Of those the plain is for all
+  // with LLMSERVE_CUDA_ATTENTION=plain. Prompts are wgmma_attention on sm_90 unless products
   // promise bits, once it was found to give what tiled_attention does: never with mma, or else an
   // error with wgmma. Many rows of weights in E4M3 whose checkpoint has activations in E4M3 are
   // cuBLASLt's where it runs, but with LLMSERVE_CUDA_FP8=plain. Kernels of recorded steps of few
   // rows start early where the device can do that, but with LLMSERVE_CUDA_LAUNCH=plain.
   explicit CudaBackend(const BackendOptions& options, int device = 0);
+  ~CudaBackend() override;
 
   std::string_view name() const override { return "cuda"; }
   std::string description() const override;
@@ -102,6 +107,7 @@ class CudaBackend final : public Backend, public UncheckedPacking {
   bool uses_cublaslt(const LinearParams& params) const {
     return cublaslt_ && params.in_features > 0;
   }
+  // One arithmetic for every number of rows, by wgmma or by mma.
   bool uses_mma(const LinearParams& params) const;
   bool takes_rounded(const LinearParams& params) const {
     return uses_mma(params) || (uses_cublaslt(params) && params.storage == Storage::kBF16);
@@ -120,12 +126,25 @@ class CudaBackend final : public Backend, public UncheckedPacking {
   RowGroups group(const GroupedLinearArgs& args, int64_t rows_at_once, std::byte* memory);
   const void* const* grouped_weights(std::span<const LinearWeight* const> weights);
   void grouped_quantized_linear(const GroupedLinearArgs& args);
-  // By tensor cores or cuBLASLt, of x as bf16 or, if null, as it is; false if neither does this.
-  bool multiply(const LinearParams& params, const uint16_t* rounded);
+  // By tensor cores or cuBLASLt, of x as bf16 or, if null, as it is, and then the gate, if there is
+  // one; false if neither does this.
+  bool multiply(const LinearParams& params, const uint16_t* rounded,
+                const GatedActivationArgs* gate = nullptr);
+  // Whether wgmma_linear does this product: of those that library's algorithms are chosen for,
+  // where it was measured to be faster.
+  bool uses_wgmma(const LinearParams& params, const uint16_t* rounded);
+  bool is_wgmma_faster(const LinearParams& params, const uint16_t* rounded);
+  using WgmmaBucket = std::array<int64_t, 3>;  // N, K, bucket of M
+  static WgmmaBucket bucket_of(const LinearParams& params) {
+    return {params.out_features, params.in_features, gemm_bucket(params.num_rows)};
+  }
+  void open_wgmma_linear(std::string_view choice, int major, int minor, int num_sms);
   static LinearFusion fusion_of(const FusedLinearArgs& args);
   bool fuse_in_mma_gemv(const FusedLinearArgs& args);
   void fuse_in_gemv(const FusedLinearArgs& args);
   bool norm_rounded(const FusedLinearArgs& args);
+  void round_normed(const RmsNormArgs& norm, uint16_t* to);
+  bool fuse_in_wgmma(const FusedMlpArgs& args);
   // At least this many bytes of device memory for the op at hand; grows, and then stays.
   std::byte* scratch(int64_t num_bytes);
   int64_t attention_scratch_bytes(const StepShape& shape) const;
@@ -183,7 +202,9 @@ class CudaBackend final : public Backend, public UncheckedPacking {
   bool insists_on_wgmma_ = false;
   std::map<int64_t, bool> wgmma_widths_;  // that were tried, and whether they are to be believed
   std::string wgmma_problem_;
-  std::unique_ptr<CublasLt> cublaslt_;  // null: plain products
+  std::unique_ptr<CublasLt> cublaslt_;           // null: plain products
+  std::unique_ptr<WgmmaLinear> wgmma_linear_;    // null: none
+  std::map<WgmmaBucket, bool> wgmma_is_faster_;  // than cuBLASLt, of what was measured
   Buffer scratch_;
   IndexUpload token_ids_;
   IndexUpload positions_;

@@ -73,7 +73,7 @@ __device__ __forceinline__ void pin(uint32_t (&registers)[kCount][4]) {
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, " \
   "%49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
-// c += a b^T, or c = a b^T where it does not accumulate: a [64, 16], b [128, 16].
+// c += a b^T, or c = a b^T where it does not accumulate: a [64, 16], b [N, 16], N = 128 and less.
 __device__ __forceinline__ void multiply_rows(float (&c)[64], uint64_t a, uint64_t b,
                                               bool accumulates) {
   asm volatile(
@@ -81,6 +81,42 @@ __device__ __forceinline__ void multiply_rows(float (&c)[64], uint64_t a, uint64
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" LLMSERVE_NAMES64
       "}, %64, %65, p, 1, 1, 0, 0;\n}"
       : LLMSERVE_C64
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulates)));
+}
+__device__ __forceinline__ void multiply_rows(float (&c)[32], uint64_t a, uint64_t b,
+                                              bool accumulates) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LLMSERVE_NAMES32
+      "}, %32, %33, p, 1, 1, 0, 0;\n}"
+      : LLMSERVE_C32
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulates)));
+}
+__device__ __forceinline__ void multiply_rows(float (&c)[16], uint64_t a, uint64_t b,
+                                              bool accumulates) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, "
+      "%9, %10, %11, %12, %13, %14, %15}, %16, %17, p, 1, 1, 0, 0;\n}"
+      : LLMSERVE_C8(0), LLMSERVE_C8(8)
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulates)));
+}
+__device__ __forceinline__ void multiply_rows(float (&c)[8], uint64_t a, uint64_t b,
+                                              bool accumulates) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7}, %8, "
+      "%9, p, 1, 1, 0, 0;\n}"
+      : LLMSERVE_C8(0)
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulates)));
+}
+__device__ __forceinline__ void multiply_rows(float (&c)[4], uint64_t a, uint64_t b,
+                                              bool accumulates) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %5, p, 1, 1, 0, "
+      "0;\n}"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "l"(a), "l"(b), "r"(static_cast<int>(accumulates)));
 }
 // The same of a in registers and b [16, N] as it is: N = 128, and N = 64.

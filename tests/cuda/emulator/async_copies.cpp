@@ -92,16 +92,15 @@ uint32_t shared_address(const void* data) {
   return static_cast<uint32_t>(static_cast<const std::byte*>(data) - base()) + kBegin;
 }
 
-uint16_t read_shared(uint32_t address) {
+void read_shared(uint32_t address, uint16_t (&to)[8]) {
   const size_t at = address - kBegin;
-  if (address < kBegin || at + 2 > num_bytes || hidden[at / kPiece] != 0) {
+  if (address < kBegin || at + sizeof to > num_bytes || hidden[at / kPiece] != 0) {
     std::fprintf(stderr, "shared memory at %u of %zu bytes is read by a product, %s\n", address,
-                 num_bytes, at + 2 > num_bytes ? "which has no more" : "to which it was not shown");
+                 num_bytes,
+                 at + sizeof to > num_bytes ? "which has no more" : "to which it was not shown");
     std::abort();
   }
-  uint16_t value;
-  std::memcpy(&value, base() + at, sizeof value);
-  return value;
+  std::memcpy(to, base() + at, sizeof to);
 }
 
 }  // namespace llmserve::cuda::emulator

@@ -10,8 +10,8 @@ namespace llmserve::cuda::emulator {
 void clear_copies(int num_threads, size_t shared_bytes);
 void clear_products(int threads);
 
-// Two bytes, as the async proxy reads them: ends the process where a copy put them there that was
-// not shown to it.
-uint16_t read_shared(uint32_t address);
+// An aligned piece of 16 bytes, as the async proxy reads it: ends the process where a copy put it
+// there that was not shown to it.
+void read_shared(uint32_t address, uint16_t (&to)[8]);
 
 }  // namespace llmserve::cuda::emulator

@@ -2,6 +2,7 @@
 // fiber runs until it waits for others at a barrier or in a shuffle.
 #pragma once
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <atomic>
@@ -55,13 +56,21 @@ void settle_registers();
 void commit_products();
 void wait_for_products(int num_groups);
 void multiply_rows(float (&c)[64], uint64_t a, uint64_t b, bool accumulates);
+void multiply_rows(float (&c)[32], uint64_t a, uint64_t b, bool accumulates);
+void multiply_rows(float (&c)[16], uint64_t a, uint64_t b, bool accumulates);
+void multiply_rows(float (&c)[8], uint64_t a, uint64_t b, bool accumulates);
+void multiply_rows(float (&c)[4], uint64_t a, uint64_t b, bool accumulates);
 void multiply_columns(float (&c)[64], const uint32_t (&a)[4], uint64_t b, bool accumulates);
 void multiply_columns(float (&c)[32], const uint32_t (&a)[4], uint64_t b, bool accumulates);
 void show_to_products();
 uint32_t shared_address(const void* data);
 void init_phases(uint64_t* barrier, int count);
 void arrive(uint64_t* barrier);
+void arrive_with_bytes(uint64_t* barrier, int num_bytes);
 void await_phase(uint64_t* barrier, int parity);
+// A box of a matrix to shared memory; csrc/kernels/cuda/tensor_copies.cuh says what.
+void copy_box(void* to, const CUtensorMap* map, uint64_t* barrier, int i, int j);
+void copy_box(void* to, const CUtensorMap* map, uint64_t* barrier, int i, int j, int k, int l);
 void meet_some(int barrier, int threads);
 void arrive_some(int barrier, int threads);
 // The thread's turn comes again once no other can go on: as late as may be.

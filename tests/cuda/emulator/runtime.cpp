@@ -95,6 +95,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->major = 9;
   const char* shared = std::getenv("LLMSERVE_EMULATOR_SHARED_BYTES");
   properties->sharedMemPerBlockOptin = shared != nullptr ? std::stoul(shared) : 232448;
+  properties->multiProcessorCount = 2;
   return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int device) {

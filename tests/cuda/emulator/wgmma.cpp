@@ -1,6 +1,6 @@
-// Products of warpgroups and barriers in shared memory, by the PTX ISA: "Asynchronous warpgroup
-// level matrix instructions", "mbarrier", "bar". A mistake that a GPU would answer with wrong
-// numbers or a hang ends the process here and says what it was:
+// Products of warpgroups by the PTX ISA, "Asynchronous warpgroup level matrix instructions". A
+// mistake that a GPU would answer with wrong numbers or a hang ends the process here and says what
+// it was:
 //   - a product's operand changes between the call and the wait for its group, in shared memory or
 //     in registers, or was copied there and not shown to the async proxy
 //   - accumulators are read, which are NaN meanwhile, or written before that wait
@@ -46,8 +46,9 @@ struct Matrix {
       fail("only matrices at a multiple of 1,024 bytes are emulated");
   }
 
-  // Element k of row n of the operand, or of its transpose where that is what lies in rows.
-  uint16_t at(int n, int k, bool is_n_major) const {
+  // Where element k of row n of the operand lies, or of its transpose where that is what lies in
+  // rows.
+  uint32_t place(int n, int k, bool is_n_major) const {
     const auto row = static_cast<uint32_t>(is_n_major ? k : n);
     const auto column = static_cast<uint32_t>(is_n_major ? n : k);
     uint32_t address = start + row / 8 * stride + row % 8 * 128 + column % 64 * 2;
@@ -55,8 +56,21 @@ struct Matrix {
       address += column / 64 * leading;
     else if (column >= 64)
       fail("K is 16");
-    address ^= (address >> 7 & 7) << 4;
-    return read_shared(address);
+    return address ^ (address >> 7 & 7) << 4;
+  }
+
+  // The rows' elements, [rows, 16]. Eight neighbours in memory are read at once: a test may have
+  // millions of them.
+  void read(int first, int rows, bool is_n_major, uint16_t* to) const {
+    constexpr int kNeighbours = 8;
+    for (int n = first; n < first + rows; n += is_n_major ? kNeighbours : 1) {
+      for (int k = 0; k < kDepth; k += is_n_major ? 1 : kNeighbours) {
+        uint16_t values[kNeighbours];
+        read_shared(place(n, k, is_n_major), values);
+        for (int i = 0; i < kNeighbours; ++i)
+          to[is_n_major ? (n - first + i) * kDepth + k : (n - first) * kDepth + k + i] = values[i];
+      }
+    }
   }
 };
 
@@ -80,14 +94,8 @@ struct Product {
         to(row_of_a(lane, i), column_of_a(lane, i)) =
             static_cast<uint16_t>(a_registers[lane][i / 2] >> (i % 2 * 16));
     }
-    if (a_registers[0] == nullptr) {
-      const Matrix matrix(a);
-      for (int row = 0; row < 16; ++row)
-        for (int k = 0; k < kDepth; ++k) to(row, k) = matrix.at(warp % 4 * 16 + row, k, false);
-    }
-    const Matrix matrix(b);
-    for (int n = 0; n < columns; ++n)
-      for (int k = 0; k < kDepth; ++k) to(16 + n, k) = matrix.at(n, k, is_n_major);
+    if (a_registers[0] == nullptr) Matrix(a).read(warp % 4 * 16, 16, false, values.data());
+    Matrix(b).read(0, columns, is_n_major, values.data() + 16 * kDepth);
     return values;
   }
 };
@@ -161,25 +169,57 @@ float to_float(uint16_t bf16) {
   return __builtin_bit_cast(float, static_cast<uint32_t>(bf16) << 16);
 }
 
-// LLMSERVE_EMULATOR_WGMMA=wrong is a GPU that takes the operands for others than they are.
-int first_term() { return std::getenv("LLMSERVE_EMULATOR_WGMMA") == nullptr ? 0 : 1; }
+// LLMSERVE_EMULATOR_WGMMA=wrong is a GPU that takes the operands for others than they are; uneven
+// one that adds the terms in another order where N is 8.
+bool is_gpu(const char* kind) {
+  const char* text = std::getenv("LLMSERVE_EMULATOR_WGMMA");
+  return text != nullptr && std::strcmp(text, kind) == 0;
+}
 
 // The order in which a GPU adds the terms is not documented: here it is that of k, the old c first.
+template <int kColumns>
+void add_terms(const Product& product, Accumulators& entry, int first, int turned) {
+  float b[kDepth][kColumns];
+  float c[16][kColumns];
+  const uint16_t* a = product.operands.data();
+  for (int n = 0; n < kColumns; ++n)
+    for (int k = 0; k < kDepth; ++k) b[k][n] = to_float(a[(16 + n) * kDepth + k]);
+  const auto each = [&](const auto& act) {
+    for (int lane = 0; lane < kLanes; ++lane)
+      for (int i = 0; i < kColumns / 2; ++i)
+        act(entry.values[static_cast<size_t>(lane * kColumns / 2 + i)],
+            c[row_of_c(lane, i % 4)][i / 4 * 8 + column_of_c(lane, i % 4)]);
+  };
+  each([&](float old, float& to) { to = product.accumulates ? old : 0.0f; });
+  for (int row = 0; row < 16; ++row) {
+    for (int k = first; k < kDepth; ++k) {
+      const float x = to_float(a[row * kDepth + (k ^ turned)]);
+      for (int n = 0; n < kColumns; ++n) c[row][n] += x * b[k ^ turned][n];
+    }
+  }
+  each([](float& to, float sum) { to = sum; });
+}
+
 void finish(Warp& warp, const Product& product) {
   if (product.read(warp_number()) != product.operands) fail("an operand changed in flight");
   Accumulators& entry = accumulators_of(warp, product);
-  const int first = first_term();
-  std::vector<float> operands(product.operands.size());
-  for (size_t i = 0; i < operands.size(); ++i) operands[i] = to_float(product.operands[i]);
-  for (int lane = 0; lane < kLanes; ++lane) {
-    for (int i = 0; i < entry.count; ++i) {
-      const float* a = &operands[static_cast<size_t>(row_of_c(lane, i % 4) * kDepth)];
-      const int n = i / 4 * 8 + column_of_c(lane, i % 4);
-      const float* b = &operands[static_cast<size_t>((16 + n) * kDepth)];
-      float& c = entry.values[static_cast<size_t>(lane * entry.count + i)];
-      if (!product.accumulates) c = 0.0f;
-      for (int k = first; k < kDepth; ++k) c += a[k] * b[k];
-    }
+  const int first = is_gpu("wrong") ? 1 : 0;
+  const int turned = product.columns == 8 && is_gpu("uneven") ? kDepth - 1 : 0;
+  switch (product.columns) {
+    case 8:
+      add_terms<8>(product, entry, first, turned);
+      break;
+    case 16:
+      add_terms<16>(product, entry, first, turned);
+      break;
+    case 32:
+      add_terms<32>(product, entry, first, turned);
+      break;
+    case 64:
+      add_terms<64>(product, entry, first, turned);
+      break;
+    default:
+      add_terms<128>(product, entry, first, turned);
   }
   if (--entry.num_products > 0) return;
   for (int lane = 0; lane < kLanes; ++lane) {
@@ -226,46 +266,23 @@ void wait_for_products(int num_groups) {
 void multiply_rows(float (&c)[64], uint64_t a, uint64_t b, bool accumulates) {
   multiply({c, nullptr, a, b, 128, false, accumulates});
 }
+void multiply_rows(float (&c)[32], uint64_t a, uint64_t b, bool accumulates) {
+  multiply({c, nullptr, a, b, 64, false, accumulates});
+}
+void multiply_rows(float (&c)[16], uint64_t a, uint64_t b, bool accumulates) {
+  multiply({c, nullptr, a, b, 32, false, accumulates});
+}
+void multiply_rows(float (&c)[8], uint64_t a, uint64_t b, bool accumulates) {
+  multiply({c, nullptr, a, b, 16, false, accumulates});
+}
+void multiply_rows(float (&c)[4], uint64_t a, uint64_t b, bool accumulates) {
+  multiply({c, nullptr, a, b, 8, false, accumulates});
+}
 void multiply_columns(float (&c)[64], const uint32_t (&a)[4], uint64_t b, bool accumulates) {
   multiply({c, a, 0, b, 128, true, accumulates});
 }
 void multiply_columns(float (&c)[32], const uint32_t (&a)[4], uint64_t b, bool accumulates) {
   multiply({c, a, 0, b, 64, true, accumulates});
-}
-
-namespace {
-
-// How a barrier's 8 bytes are used is nobody's business but its own.
-struct PhaseBits {
-  uint16_t count;
-  uint16_t missing;
-  uint32_t phase;
-};
-static_assert(sizeof(PhaseBits) == sizeof(uint64_t));
-
-PhaseBits load(const uint64_t* barrier) { return __builtin_bit_cast(PhaseBits, *barrier); }
-
-}  // namespace
-
-void init_phases(uint64_t* barrier, int count) {
-  const auto all = static_cast<uint16_t>(count);
-  *barrier = __builtin_bit_cast(uint64_t, PhaseBits{all, all, 0});
-}
-
-void arrive(uint64_t* barrier) {
-  PhaseBits bits = load(barrier);
-  if (--bits.missing == 0) {
-    bits.missing = bits.count;
-    ++bits.phase;
-  }
-  *barrier = __builtin_bit_cast(uint64_t, bits);
-}
-
-void await_phase(uint64_t* barrier, int parity) {
-  const std::function<bool()> has_ended = [=] {
-    return static_cast<int>(load(barrier).phase % 2) != parity;
-  };
-  wait_until(has_ended);
 }
 
 }  // namespace llmserve::cuda::emulator

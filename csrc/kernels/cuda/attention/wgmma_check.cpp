@@ -6,10 +6,9 @@
 #include <numeric>
 #include <vector>
 
-#include "core/buffer.h"
-#include "core/float_types.h"
 #include "kernels/cuda/attention/tiled_kernels.h"
 #include "kernels/cuda/attention/wgmma_kernels.h"
+#include "kernels/cuda/trial_numbers.h"
 
 namespace llmserve::cuda {
 namespace {
@@ -21,42 +20,15 @@ constexpr int64_t kGroup = 2;
 constexpr int64_t kBlockSize = 16;
 constexpr int32_t kBlocks = 10;
 
-// In [-1, 1), the same everywhere: numbers by Knuth's MMIX constants.
-class Numbers {
- public:
-  float next() {
-    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
-    return static_cast<float>(state_ >> 40) * 0x1p-23f - 1.0f;
-  }
-  template <class T, class Convert>
-  std::vector<T> take(int64_t count, Convert convert) {
-    std::vector<T> values(static_cast<size_t>(count));
-    std::ranges::generate(values, [&] { return convert(next()); });
-    return values;
-  }
-
- private:
-  uint64_t state_ = 1;
-};
-
-template <class T>
-Buffer upload(const std::vector<T>& values, DeviceMemory& memory) {
-  const auto num_bytes = static_cast<int64_t>(values.size() * sizeof(T));
-  Buffer buffer(num_bytes, memory);
-  memory.copy_from_host(buffer.data(), values.data(), num_bytes);
-  return buffer;
-}
-
 }  // namespace
 
 float wgmma_difference(int64_t width, int64_t shared_bytes, DeviceMemory& memory) {
-  Numbers numbers;
-  const auto as_bf16 = [](float value) { return f32_to_bf16(value); };
+  TrialNumbers numbers;
   const int64_t num_outputs = kTokens * kGroup * width;
-  const Buffer q = upload(numbers.take<float>(num_outputs, [](float x) { return x; }), memory);
+  const Buffer q = upload(numbers.floats(num_outputs), memory);
   const int64_t pool = kBlocks * kBlockSize * width;
-  const Buffer keys = upload(numbers.take<uint16_t>(pool, as_bf16), memory);
-  const Buffer values = upload(numbers.take<uint16_t>(pool, as_bf16), memory);
+  const Buffer keys = upload(numbers.bf16(pool), memory);
+  const Buffer values = upload(numbers.bf16(pool), memory);
   std::vector<int32_t> table(kBlocks);
   std::iota(table.rbegin(), table.rend(), 0);
   const Buffer integers = upload(std::vector<int32_t>{0, kTokens, kContext}, memory);

@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/launch_math.h"
+#include "kernels/cuda/linear/stopwatch.h"
 
 namespace llmserve::cuda {
 
@@ -20,10 +21,6 @@ namespace {
 
 // That it is asked to propose; more of them were hardly ever faster in others' reports.
 constexpr int kMaxCandidates = 8;
-// Runs that are timed together, after one that is not.
-constexpr int kTimedRuns = 4;
-// A later proposal must be this much faster than the best before it: noise should not choose.
-constexpr float kWorthwhile = 0.97f;
 constexpr std::array kSonames{"libcublasLt.so.13", "libcublasLt.so.12"};
 
 void check(const char* call, Status status) {
@@ -72,43 +69,6 @@ bool find_all(void* library, Functions& f) {
          find(library, "cublasLtMatmulAlgoGetHeuristic", f.MatmulAlgoGetHeuristic) &&
          find(library, "cublasLtMatmulAlgoCheck", f.MatmulAlgoCheck) &&
          find(library, "cublasLtMatmul", f.Matmul);
-}
-
-// Time on the device between two points of a stream.
-class Stopwatch {
- public:
-  explicit Stopwatch(cudaStream_t stream) : stream_(stream) {
-    llmserve::cuda::check("cudaEventCreate", cudaEventCreateWithFlags(&begin_, cudaEventDefault));
-    llmserve::cuda::check("cudaEventCreate", cudaEventCreateWithFlags(&end_, cudaEventDefault));
-  }
-  ~Stopwatch() {
-    cudaEventDestroy(begin_);
-    cudaEventDestroy(end_);
-  }
-  Stopwatch(const Stopwatch&) = delete;
-  Stopwatch& operator=(const Stopwatch&) = delete;
-
-  void start() { llmserve::cuda::check("cudaEventRecord", cudaEventRecord(begin_, stream_)); }
-  // Milliseconds since start(); waits for them.
-  float stop() {
-    float milliseconds = 0;
-    llmserve::cuda::check("cudaEventRecord", cudaEventRecord(end_, stream_));
-    llmserve::cuda::check("cudaEventSynchronize", cudaEventSynchronize(end_));
-    llmserve::cuda::check("cudaEventElapsedTime",
-                          cudaEventElapsedTime(&milliseconds, begin_, end_));
-    return milliseconds;
-  }
-
- private:
-  cudaStream_t stream_;
-  cudaEvent_t begin_ = nullptr;
-  cudaEvent_t end_ = nullptr;
-};
-
-bool is_capturing(cudaStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  llmserve::cuda::check("cudaStreamIsCapturing", cudaStreamIsCapturing(stream, &status));
-  return status != cudaStreamCaptureStatusNone;
 }
 
 }  // namespace

@@ -1,6 +1,11 @@
 // Products: which kernel or library does one, and with what before and after it.
+#include <array>
+#include <limits>
+
 #include "kernels/cuda/argument_views.h"
 #include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/linear/stopwatch.h"
+#include "kernels/cuda/linear/wgmma_linear.h"
 
 namespace llmserve::cuda {
 namespace {
@@ -36,24 +41,77 @@ void CudaBackend::do_linear(const LinearArgs& args) {
   if (!multiply(params, rounded)) plain_linear(params, stream());
 }
 
-// Of the weight alone: another product of the same weight has other bits.
 bool CudaBackend::uses_mma(const LinearParams& params) const {
-  return uses_mma_ && params.storage == Storage::kBF16 && params.in_features > 0 &&
-         params.in_features % 8 == 0 && reinterpret_cast<uintptr_t>(params.weight) % 16 == 0;
+  return uses_mma_ && WgmmaLinear::can_multiply(params);
 }
 
 uint16_t* CudaBackend::rounded_rows(const LinearParams& params) {
   return reinterpret_cast<uint16_t*>(scratch(params.num_rows * params.in_features * 2));
 }
 
-bool CudaBackend::multiply(const LinearParams& params, const uint16_t* rounded) {
-  if (uses_mma(params)) {
+bool CudaBackend::multiply(const LinearParams& params, const uint16_t* rounded,
+                           const GatedActivationArgs* gate) {
+  if (uses_wgmma(params, rounded)) {
+    if (gate && WgmmaLinear::can_gate(params)) {
+      LinearParams gated = params;
+      gated.out = rows_of(gate->out);
+      wgmma_linear_->multiply_gated(rounded, gated, gate->activation);
+      return true;
+    }
+    wgmma_linear_->multiply(rounded, params);
+  } else if (uses_mma(params)) {
     mma_linear(rounded, params, stream());
-    return true;
+  } else if (!uses_cublaslt(params)) {
+    return false;
+  } else if (rounded ? !cublaslt_->multiply(rounded, params.in_features, params)
+                     : !cublaslt_->multiply(params.x.data, params.x.stride, params)) {
+    return false;
   }
-  if (!uses_cublaslt(params)) return false;
-  if (rounded) return cublaslt_->multiply(rounded, params.in_features, params);
-  return cublaslt_->multiply(params.x.data, params.x.stride, params);
+  if (gate) do_gated_activation(*gate);
+  return true;
+}
+
+bool CudaBackend::uses_wgmma(const LinearParams& params, const uint16_t* rounded) {
+  if (!wgmma_linear_ || !rounded || !WgmmaLinear::can_multiply(params)) return false;
+  return uses_mma_ || is_wgmma_faster(params, rounded);
+}
+
+// By the first product of each shape's bucket; no algorithm of the library's is tried twice, since
+// it has chosen its own by then.
+bool CudaBackend::is_wgmma_faster(const LinearParams& params, const uint16_t* rounded) {
+  const WgmmaBucket key = bucket_of(params);
+  if (const auto known = wgmma_is_faster_.find(key); known != wgmma_is_faster_.end())
+    return known->second;
+  if (is_capturing(stream())) return false;
+  if (const std::string& problem = wgmma_linear_->find_problem(); !problem.empty()) {
+    wgmma_problem_ += concat(", products without wgmma: ", problem);
+    wgmma_linear_.reset();
+    return false;
+  }
+  // Nothing that is added to may be touched yet.
+  LinearParams trial = params;
+  trial.accumulate = false;
+  Buffer elsewhere;
+  if (params.accumulate) {
+    const int64_t num_bytes = params.num_rows * params.out_features * 4;
+    if (num_bytes > memory_.available_bytes() / 2) return false;
+    elsewhere = Buffer(num_bytes, memory_);
+    trial.out = {reinterpret_cast<float*>(elsewhere.data()), params.out_features};
+  }
+  Stopwatch watch(stream());
+  const auto time_of = [&](const auto& run) {
+    if (!run()) return std::numeric_limits<float>::infinity();
+    watch.start();
+    for (int repeat = 0; repeat < kTimedRuns; ++repeat) run();
+    return watch.stop();
+  };
+  const float library =
+      time_of([&] { return cublaslt_->multiply(rounded, params.in_features, trial); });
+  const float own = time_of([&] {
+    wgmma_linear_->multiply(rounded, trial);
+    return true;
+  });
+  return wgmma_is_faster_[key] = own < kWorthwhile * library;
 }
 
 void CudaBackend::do_fused_linear(const FusedLinearArgs& args) {
@@ -112,6 +170,18 @@ void CudaBackend::fuse_in_gemv(const FusedLinearArgs& args) {
   gemv(params, fusion, stream());
 }
 
+void CudaBackend::round_normed(const RmsNormArgs& norm, uint16_t* to) {
+  cuda::rms_norm({.x = rows_of(norm.x),
+                  .residual = {nullptr, 0},
+                  .weight = norm.weight.as<float>(),
+                  .out = {nullptr, 0},
+                  .num_rows = norm.x.shape[0],
+                  .width = norm.x.shape[1],
+                  .numbers = norm.numbers,
+                  .rounded = to},
+                 stream());
+}
+
 // The norm writes what the product reads; false if nothing takes bf16 or does this product, and
 // then nothing that anybody reads has been written.
 bool CudaBackend::norm_rounded(const FusedLinearArgs& args) {
@@ -120,17 +190,36 @@ bool CudaBackend::norm_rounded(const FusedLinearArgs& args) {
   check_grid("linear", params.num_rows);
   memory_.make_current();
   uint16_t* rounded = rounded_rows(params);
-  cuda::rms_norm({.x = rows_of(args.norm->x),
-                  .residual = {nullptr, 0},
-                  .weight = args.norm->weight.as<float>(),
-                  .out = {nullptr, 0},
-                  .num_rows = params.num_rows,
-                  .width = params.in_features,
-                  .numbers = args.norm->numbers,
-                  .rounded = rounded},
-                 stream());
-  if (!multiply(params, rounded)) return false;
-  if (args.gate) do_gated_activation(*args.gate);
+  round_normed(*args.norm, rounded);
+  return multiply(params, rounded, args.gate ? &*args.gate : nullptr);
+}
+
+// The gate writes bf16, which is what the second product reads; false if wgmma_linear does not do
+// both products, or has not been compared with the library's yet.
+bool CudaBackend::fuse_in_wgmma(const FusedMlpArgs& args) {
+  if (!wgmma_linear_ || args.up.linear.weight->format || args.down.weight->format) return false;
+  const LinearParams up = params_of(args.up.linear);
+  const LinearParams down = params_of(args.down);
+  const auto is_taken = [&](const LinearParams& params) {
+    if (!WgmmaLinear::can_multiply(params)) return false;
+    const auto known = wgmma_is_faster_.find(bucket_of(params));
+    return uses_mma_ ||
+           (!uses_gemv(params.num_rows) && known != wgmma_is_faster_.end() && known->second);
+  };
+  if (up.num_rows == 0 || !WgmmaLinear::can_gate(up) || !is_taken(up) || !is_taken(down))
+    return false;
+  check_grid("fused_mlp", up.num_rows);
+  memory_.make_current();
+  const int64_t up_elements = up.num_rows * up.in_features;
+  auto* rounded =
+      reinterpret_cast<uint16_t*>(scratch((up_elements + down.num_rows * down.in_features) * 2));
+  uint16_t* gated = rounded + up_elements;
+  if (args.up.norm)
+    round_normed(*args.up.norm, rounded);
+  else
+    round_to_bf16(up.x, up.num_rows, up.in_features, rounded, stream());
+  wgmma_linear_->multiply_gated(rounded, up, args.up.gate->activation, gated);
+  wgmma_linear_->multiply(gated, down);
   return true;
 }
 

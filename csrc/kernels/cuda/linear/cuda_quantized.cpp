@@ -205,6 +205,7 @@ void CudaBackend::fuse_in_rounding(const FusedLinearArgs& args) {
 }
 
 void CudaBackend::do_fused_mlp(const FusedMlpArgs& args) {
+  if (fuse_in_wgmma(args)) return;
   if (!args.up.linear.weight->format || !rounds_on_the_way(*args.down.weight))
     return Backend::do_fused_mlp(args);
   fuse_in_rounding(args.up);
