@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from checkpoints import checkpoint, copy_checkpoint
-from llmserve import LLM, InvalidArgument
+from llmserve import LLM, InvalidArgument, SamplingParams
 from llmserve import _core_testing as testing
 from llmserve.errors import CorruptFile
 from safetensors.torch import load_file, save_file
@@ -194,6 +194,24 @@ def test_a_value_that_is_not_finite_is_named_where_it_is_found_on_its_way(tmp_pa
         LLM(path, device="cuda", max_model_len=64)
     assert f'"{name}.weight": element 37 of {dtype}' in str(caught.value)
     assert "is infinite; weights must be finite" in str(caught.value)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(bool(REASON), reason=f"no CUDA here: {REASON}")
+def test_blocks_are_expanded_by_any_number_of_threads(tmp_path):
+    """A table is in floats on a device, and so are weights of a file that is to run unquantized."""
+    gguf_files = pytest.importorskip("gguf_files")
+    wide = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
+    quantize = gguf_files.quantized("Q8_0")
+    path = gguf_files.write_gguf(tmp_path / "model.gguf", checkpoint("llama", **wide), quantize)
+    params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=2)
+    outputs = []
+    for num_threads in (1, 3):
+        options = {"num_threads": num_threads, "quantization": "none", "max_model_len": 64}
+        with LLM(path, device="cuda", **options) as llm:
+            (output,) = llm.generate([[5, 6, 7]], params, use_tqdm=False)
+        outputs.append((output.outputs[0].token_ids, output.outputs[0].logprobs))
+    assert outputs[0] == outputs[1]
 
 
 def test_large_arrays_are_copied_whole(backend, rng):

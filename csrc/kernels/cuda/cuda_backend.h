@@ -74,6 +74,10 @@ class CudaBackend final : public Backend, public UncheckedPacking {
   int64_t packed_bytes(int64_t out_features, int64_t in_features,
                        const LinearFormat& format) const override;
   int64_t first_non_finite(const ConstTensor& tensor) override;
+  void run_on_host_threads(int64_t count, int64_t grain,
+                           const std::function<void(int64_t, int64_t)>& work) override {
+    host_->run_on_host_threads(count, grain, work);
+  }
 
   // Where a graph is kept, nothing of this may move: a larger step would end all graphs.
   int64_t scratch_bytes(const StepShape& shape, int num_threads) const override;
