@@ -100,15 +100,16 @@ sanitize() {
     tests/cuda/test_{two_in_flight,graphs,padding_rows,few_rows,sampling_shapes,row_kernels,decode_spans}.py
 }
 
-# Integers of a few formats, E4M3, experts, heads and draft models, and two ranks on a GPU: few cases of each.
+# Integers of a few formats, E4M3, experts, latents, heads and draft models, and two ranks on a GPU: few cases of each.
 sanitize_more() {
   local integers="cuda-auto and (8-33 or shorter or extreme_values) and (int4 or int8)"
   local formats="cuda-auto and columns_in_another_order"
   local fp8="rounded_as_numpy and 24-200 or odd_rows or norms_and_gates"
   local experts="cuda-auto and (odd_depths or add_up or idle)"
+  local columns="column_attention and matches and (16-1 or 8-2)"
   local models="a_head_of_no_use or is_the_target or may_share_a_gpu"
-  sanitized sanitize-more "($integers) or ($formats) or ($fp8) or ($experts) or ($models)" \
-    tests/parity/test_{quantized_linear,linear_formats,fp8_products,grouped_linear,experts_op}.py \
+  sanitized sanitize-more "($integers) or ($formats) or ($fp8) or ($experts) or ($columns) or ($models)" \
+    tests/parity/test_{quantized_linear,linear_formats,fp8_products,grouped_linear,experts_op,column_attention}.py \
     tests/cuda/test_{cuda_speculation,ranks_on_gpus}.py
 }
 

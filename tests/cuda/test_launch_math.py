@@ -256,7 +256,7 @@ def test_what_attention_by_columns_passes_on_is_bounded_and_known_at_load():
         kv_heads, width = int(rng.choice([1, 2, 8])), int(rng.choice([64, 256, 512]))
         context, count = int(rng.integers(1, 300_000)), int(rng.integers(1, 300))
         sequences = [
-            (int(rng.integers(0, 700)), int(rng.integers(1, context + 1))) for _ in range(count)
+            (int(rng.integers(0, 1400)), int(rng.integers(1, context + 1))) for _ in range(count)
         ]
         bound = launch.max_column_bytes(count, context, kv_heads, width)
         at_once, slots, num_bytes = launch.column_parts(sequences, kv_heads, width)
@@ -267,4 +267,4 @@ def test_what_attention_by_columns_passes_on_is_bounded_and_known_at_load():
             assert -(-max(split) // launch.COLUMN_STRETCH) <= slots
             assert slots <= max(-(-max(split) // launch.TILED_SPAN), 1)
     one = launch.max_column_bytes(1, 2**20, 1, 512)
-    assert launch.MAX_PARTIAL_BYTES < one < 3 * launch.MAX_PARTIAL_BYTES
+    assert launch.MAX_PARTIAL_BYTES < one < 5 * launch.MAX_PARTIAL_BYTES

@@ -1,5 +1,6 @@
 // cp.async by the PTX ISA: what is copied is there once its thread has waited for it, and not
-// before; the async proxy sees it after fence.proxy.async of that thread.
+// before, or with LLMSERVE_EMULATOR_COPIES=early at once: nobody promised either. The async proxy
+// sees it after fence.proxy.async of that thread.
 #include "async_copies.h"
 
 #include <algorithm>
@@ -33,6 +34,7 @@ Thread threads[kMaxThreads];
 // Which thread copied a piece of dynamic shared memory and has not shown it, plus one.
 std::vector<uint16_t> hidden;
 size_t num_bytes = 0;
+bool is_early = false;
 
 std::byte* base() { return static_cast<std::byte*>(dynamic_shared); }
 
@@ -58,14 +60,20 @@ void clear_copies(int num_threads, size_t shared_bytes) {
     threads[t].groups.clear();
   }
   num_bytes = shared_bytes;
+  const char* text = std::getenv("LLMSERVE_EMULATOR_COPIES");
+  is_early = text != nullptr && std::strcmp(text, "early") == 0;
   hidden.assign(shared_bytes / kPiece + 1, 0);
 }
 
 void copy_async(void* to, const void* from, bool is_there) {
   if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % kPiece != 0)
     std::abort();  // as a GPU would
-  mine().open.push_back(
-      {static_cast<std::byte*>(to), is_there ? static_cast<const std::byte*>(from) : nullptr});
+  const Copy copy{static_cast<std::byte*>(to),
+                  is_there ? static_cast<const std::byte*>(from) : nullptr};
+  if (is_early)
+    perform({copy});
+  else
+    mine().open.push_back(copy);
 }
 
 void commit_copies() {
