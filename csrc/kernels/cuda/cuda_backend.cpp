@@ -233,9 +233,10 @@ int64_t CudaBackend::op_scratch_bytes(const StepShape& shape) const {
   // Rows of integers, which this backend rounds up to more than the host does.
   const int64_t integer_bytes =
       shape.activation_bytes > 0 ? shape.activation_bytes + kQuantizedUnit : 0;
-  // Of a gated layer, what the gate writes beside what it reads.
-  const int64_t rounded_rows = wgmma_linear_ ? 2 : 1;
-  return std::max({is_rounded ? rounded_rows * shape.max_tokens * shape.max_in_features * 2 : 0,
+  // Of a gated layer's rows that run at a time, what the gate writes lies beside what it reads.
+  const int64_t rounded_rows =
+      std::max(shape.max_tokens, wgmma_linear_ ? 2 * std::min(shape.max_tokens, kMlpRows) : 0);
+  return std::max({is_rounded ? rounded_rows * shape.max_in_features * 2 : 0,
                    shape.max_tokens * integer_bytes, grouped_scratch_bytes(shape.grouped),
                    attention_scratch_bytes(shape)});
 }

@@ -206,7 +206,8 @@ bool CudaBackend::fuse_in_wgmma(const FusedMlpArgs& args) {
     return uses_mma_ ||
            (!uses_gemv(params.num_rows) && known != wgmma_is_faster_.end() && known->second);
   };
-  if (up.num_rows == 0 || !WgmmaLinear::can_gate(up) || !is_taken(up) || !is_taken(down))
+  if (up.num_rows == 0 || up.num_rows > kMlpRows || !WgmmaLinear::can_gate(up) || !is_taken(up) ||
+      !is_taken(down))
     return false;
   check_grid("fused_mlp", up.num_rows);
   memory_.make_current();
