@@ -109,6 +109,7 @@ def package(tmp_path_factory):
         ("test_wgmma_linear.py", ""),
         ("../cuda/test_decode_spans.py", ""),
         ("../cuda/test_prepared_attention.py", ""),
+        ("../cuda/test_kernels_of_a_step.py", ""),
         ("../cuda/test_ops_on_device.py", ""),
         ("../cuda/test_transfers.py", ""),
         ("../cuda/test_device_copies.py", ""),

@@ -9,11 +9,17 @@
 
 #include "streams.h"
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <utility>
 #include <vector>
+
+// A test's: kernels that have run.
+extern "C" {
+__attribute__((visibility("default"))) std::atomic<int64_t> llmserve_emulator_num_kernels = 0;
+}
 
 namespace llmserve::cuda::emulator {
 
@@ -255,6 +261,7 @@ void act_together(void* mine, void (*act)(void* const* lanes)) {
 namespace {
 
 void run_grid(dim3 grid, int threads, size_t shared_bytes, const std::function<void()>& body) {
+  ++llmserve_emulator_num_kernels;
   const std::lock_guard lock(mutex);
   std::vector<char> shared(shared_bytes + 16, '\x7f');  // not zero: nobody promised that
   dynamic_shared = shared.data();
