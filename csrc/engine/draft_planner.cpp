@@ -147,7 +147,10 @@ void plan_head(const ConfigRequest& request, const Checkpoint& checkpoint,
   plan.has_late_embedding = config.parallel.pipeline > 1 && head.has_cache() && !head.has_embedding;
   // The last stage has it.
   const int32_t num_local = config.parallel.num_local_last_ranks();
-  if (num_local > 0) plan.workspace_bytes = kept_state_bytes(head, config);
+  // One for all ranks of a host, and one on each device.
+  const bool is_shared = backend->memory().is_host();
+  plan.workspace_bytes =
+      kept_state_bytes(head, config) * (is_shared && num_local > 0 ? 1 : num_local);
   const int first = config.parallel.first_rank();
   for (int rank = 0; rank < config.parallel.num_ranks(); ++rank) {
     plan.scratch_bytes.push_back(0);

@@ -48,7 +48,9 @@ LocalHead::LocalHead(const HeadSource& source, std::vector<const Worker*> worker
   std::vector<int64_t> in_order(wanted_layers_.size());
   std::iota(in_order.begin(), in_order.end(), 0);
   is_in_order_ = state_places_ == in_order;
-  kept_ = Buffer(kept_state_bytes(config(), config_), backend().memory());
+  for (const Worker* const worker : workers_)
+    if (kept_.empty() || !backend().memory().is_host())
+      kept_.emplace_back(kept_state_bytes(config(), config_), worker->backend().memory());
   if (kind_ == HeadKind::kMtp) no_embedding_.resize(static_cast<size_t>(config().hidden_size()));
   restore(MemoryPart::kKvCache);
 }
@@ -96,27 +98,38 @@ void LocalHead::restore(MemoryPart part) {
   }
 }
 
-// A layer's states of a token are a row of a cache of one head, whose block is the token's place.
-// Those of all layers are stored at once where the head reads each once, in order.
+// Each rank of the last stage has the states whole. Devices do not read each other's.
 void LocalHead::keep(const Tensor& states, std::span<const int32_t> kept) {
-  const int64_t num_tokens = std::ssize(kept);
   if (std::ranges::all_of(kept, [](int32_t place) { return place < 0; })) return;
   const int64_t num_layers = std::ssize(state_places_);
-  const Tensor rows(kept_.data(), DType::kF32,
-                    {num_kept(), 1, num_layers, config().target_hidden_size});
   kept_slots_.clear();
   for (int64_t i = 0; i < num_layers; ++i)
     for (const int32_t place : kept)
       kept_slots_.push_back(place < 0 ? int64_t{-1} : place * num_layers + i);
+  const int64_t num_tokens = std::ssize(kept);
+  if (kept_.size() == 1) return keep_on(0, states, num_tokens);
+  on_each_rank_([&](int rank) {
+    const auto i = static_cast<size_t>(rank);
+    if (i < kept_.size()) keep_on(i, workers_[i]->layer_states(), num_tokens);
+  });
+}
+
+// A layer's states of a token are a row of a cache of one head, whose block is the token's place.
+// Those of all layers are stored at once where the head reads each once, in order.
+void LocalHead::keep_on(size_t rank, const Tensor& states, int64_t num_tokens) {
+  const int64_t num_layers = std::ssize(state_places_);
+  const Tensor rows(kept_[rank].data(), DType::kF32,
+                    {num_kept(), 1, num_layers, config().target_hidden_size});
   const auto store = [&](int64_t first, int64_t count, int64_t place) {
     const Tensor layers(states.as<float>() + place * states.strides[0], DType::kF32,
                         {count * num_tokens, 1, states.shape[2]});
-    backend().store_kv({.keys = layers,
-                        .values = {},
-                        .slots = std::span(kept_slots_)
-                                     .subspan(static_cast<size_t>(first * num_tokens),
-                                              static_cast<size_t>(count * num_tokens)),
-                        .cache = {.keys = rows, .values = rows}});
+    workers_[rank]->backend().store_kv(
+        {.keys = layers,
+         .values = {},
+         .slots = std::span(kept_slots_)
+                      .subspan(static_cast<size_t>(first * num_tokens),
+                               static_cast<size_t>(count * num_tokens)),
+         .cache = {.keys = rows, .values = rows}});
   };
   if (is_in_order_ && states.strides[0] == num_tokens * states.shape[2]) {
     store(0, num_layers, 0);
@@ -173,12 +186,15 @@ void LocalHead::lay_out(const HeadStep& step) {
 
 void LocalHead::run(int rank, const HeadStep& step, const HeadRank::TakeLogits& take) {
   if (rank >= std::ssize(ranks_)) return;
-  const ConstTensor kept(kept_.data(), DType::kF32, {num_kept(), config().state_size()});
-  ranks_[static_cast<size_t>(rank)]->run(step, input_, copies_, kept, take);
+  const auto own = static_cast<size_t>(rank);
+  const ConstTensor kept(kept_[kept_.size() == 1 ? 0 : own].data(), DType::kF32,
+                         {num_kept(), config().state_size()});
+  ranks_[own]->run(step, input_, copies_, kept, take);
 }
 
 MemoryUse LocalHead::memory_use() const {
-  MemoryUse sum{.workspace_bytes = kept_.num_bytes()};
+  MemoryUse sum;
+  for (const Buffer& kept : kept_) sum.workspace_bytes += kept.num_bytes();
   for (const auto& rank : ranks_) sum += rank->memory_use();
   return sum;
 }

@@ -59,6 +59,7 @@ class LocalHead {
   Checkpoint open() const;
   void load();
   void on_each_head(const std::function<void(HeadRank& rank)>& work);
+  void keep_on(size_t rank, const Tensor& states, int64_t num_tokens);
 
   const HeadKind kind_;
   const EngineConfig& config_;
@@ -69,9 +70,11 @@ class LocalHead {
   std::vector<std::shared_ptr<const ReadState>> files_;
   std::vector<int32_t> wanted_layers_;
   std::vector<int64_t> state_places_;  // of the head's layers among them
-  Buffer kept_;                        // [num_kept, head's layers, E of the target] f32
-  bool is_in_order_ = false;           // they are 0, 1, 2 …
-  std::vector<int64_t> kept_slots_;    // [head's layers, T] of rows in it
+  // [num_kept, head's layers, E of the target] f32: one that a host's ranks read, or one on each
+  // rank's device.
+  std::vector<Buffer> kept_;
+  bool is_in_order_ = false;         // they are 0, 1, 2 …
+  std::vector<int64_t> kept_slots_;  // [head's layers, T] of rows in it
   // A step's arrays.
   std::vector<int32_t> query_starts_;
   std::vector<int32_t> kv_lens_;

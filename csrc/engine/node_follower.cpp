@@ -352,6 +352,8 @@ void NodeFollower::run_head(Bytes payload) {
   head_->check_files();
 }
 
+// Copies of a device need not follow its steps: what a step does to the KV cache comes before what
+// it exchanges, and rank 0's process asks for blocks of steps whose results it has.
 void NodeFollower::begin_blocks() {
   std::vector<const Worker*> workers;
   for (const auto& worker : workers_) {

@@ -109,10 +109,6 @@ StepRunner::StepRunner(const EngineConfig& config, const Checkpoint& checkpoint,
         "speculative_config: rejection_sample_method 'rejection' draws on the host; use "
         "device='cpu', or leave it at 'exact'");
   if (!leader_) return;
-  if (steps_ != nullptr && head_)
-    throw NotSupported(
-        "speculative_config: heads that draft do not run on the GPUs of several nodes; use a draft "
-        "model, or nnodes=1");
   exchanges_ = std::make_shared<ExchangeLog>();
   first().log_exchanges(*exchanges_);
   const std::stop_callback end(given_up, [this] { cancel(); });
@@ -406,9 +402,6 @@ void StepRunner::sample_on_device(const ConstTensor& logits, const StepBatch& ba
 std::shared_ptr<KvMover> StepRunner::open_hand_over(const HandOverOptions& options,
                                                     std::shared_ptr<KvHost> host) {
   if (mover_) throw InvalidArgument("hand-over is open already; make a new engine to change it");
-  if (leader_ && steps_ != nullptr)
-    throw NotSupported(
-        "prompts are not handed over where a model has GPUs on several nodes; use nnodes=1");
   ranks_.run([this](int rank) { workers_[static_cast<size_t>(rank)]->open_copies(); });
   std::vector<const Worker*> workers;
   for (const auto& worker : workers_) workers.push_back(worker.get());

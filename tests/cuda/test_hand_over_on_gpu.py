@@ -8,6 +8,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
+from checkpoints import checkpoint
 from gpu_ranks import need_gpus, plainly
 from hand_over import (
     DEADLINE_S,
@@ -28,6 +29,7 @@ from hand_over import (
 from llmserve import LLM, SamplingParams
 from llmserve import _core_testing as testing
 from llmserve.errors import InvalidArgument
+from nodes import nodes
 
 REASON = testing.unavailable_reason("cuda")
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(bool(REASON), reason=f"no CUDA here: {REASON}")]
@@ -71,6 +73,39 @@ def test_tokens_are_those_of_one_engine(
     assert words(hand_over(sender, receiver, PROMPT, GREEDY)) == expected
     assert receiver.get_metrics().num_prefill_tokens == 1
     assert receiver.get_metrics().hand_over_received_bytes > 0
+    assert failures(receiver) == {}
+    check_idle(sender, receiver)
+
+
+@pytest.mark.parametrize(
+    ("which", "ranks"),
+    [("sender", {"tensor_parallel_size": 2}), ("receiver", {"pipeline_parallel_size": 2})],
+)
+def test_nodes_with_gpus_hand_over_what_each_of_them_has(
+    monkeypatch: pytest.MonkeyPatch, made: ExitStack, which: str, ranks: dict[str, int]
+) -> None:
+    need_gpus(2)
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    given = {
+        "device": "cuda",
+        "dtype": "float32",
+        "max_model_len": 128,
+        "num_gpu_blocks_override": 64,
+        "max_num_batched_tokens": 50,
+        "cluster_key": "a key of these tests",
+        "distributed_timeout_seconds": 60,
+        **ranks,
+    }
+    shared = made.enter_context(nodes(checkpoint("llama"), 2, **given))
+    apart, whole = make(made, **shared), make(made)
+    sender, receiver = (apart, whole) if which == "sender" else (whole, apart)
+    open_both(sender, receiver, "tcp")
+    for turn in range(2):
+        prompt = [token + turn for token in PROMPT]
+        expected = words(run(whole, prompt, GREEDY))
+        whole.reset_prefix_cache()
+        assert words(hand_over(sender, receiver, prompt, GREEDY)) == expected
+        assert receiver.get_metrics().hand_over_received_bytes > 0
     assert failures(receiver) == {}
     check_idle(sender, receiver)
 

@@ -14,7 +14,8 @@ from llmserve import LLM
 from llmserve import _core_testing as testing
 from llmserve.errors import NotSupported
 from nodes import Node, free_port, nodes
-from unit.speculation.heads import random_head
+from test_cuda_speculation import OPTIONS, params, prompts
+from unit.speculation.heads import bigram_target, right_head
 
 REASON = testing.unavailable_reason("cuda")
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(bool(REASON), reason=f"no CUDA here: {REASON}")]
@@ -111,19 +112,43 @@ def test_a_node_that_goes_and_comes_back_loses_no_token(alone: list[object]) -> 
         other.stop()
 
 
-def test_a_draft_model_guesses_for_nodes_and_heads_are_refused(
-    alone: list[object], tmp_path: Path
-) -> None:
+def test_a_draft_model_guesses_for_nodes(alone: list[object]) -> None:
     need_gpus(2)
     config = {"model": path(), "num_speculative_tokens": 3, "adaptive": False}
     options = {**FIELDS, "tensor_parallel_size": 2, "speculative_config": config}
     with nodes(path(), 2, **options) as shared, LLM(path(), **shared) as llm:
         assert words(run(llm)) == alone
         assert llm.get_metrics().num_accepted_tokens > 0
-    random_head("eagle3", Path(path()), tmp_path)
-    options["speculative_config"] = {**config, "model": str(tmp_path)}
-    with pytest.raises(NotSupported, match="heads that draft do not run on the GPUs of several"):
-        LLM(path(), **options, nnodes=2, master_port=free_port())
+
+
+# Of three ranks two are on one node, each with states of its own; stages send them on.
+@pytest.mark.parametrize(
+    ("method", "ranks"),
+    [
+        ("eagle3", {"tensor_parallel_size": 3}),
+        ("eagle", {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}),
+    ],
+)
+def test_a_head_drafts_on_the_gpus_of_nodes(
+    tmp_path: Path, method: str, ranks: dict[str, int]
+) -> None:
+    need_gpus(2)
+    target = str(bigram_target(tmp_path / "target"))
+    drafter = right_head(method, Path(target), tmp_path)
+    with LLM(target, **OPTIONS) as llm:
+        alone = tokens_of(llm)
+    config = {"model": str(drafter), "num_speculative_tokens": 3, "adaptive": False}
+    options = {**OPTIONS, **ranks, "speculative_config": config}
+    with nodes(target, 2, **options) as shared, LLM(target, **shared) as llm:
+        assert tokens_of(llm) == alone
+        metrics = llm.get_metrics()
+    assert metrics.num_accepted_tokens > 0.8 * metrics.num_draft_tokens
+    assert metrics.num_rank_failures == 0
+
+
+def tokens_of(llm: LLM) -> list[tuple[int, ...]]:
+    outputs = llm.generate(prompts(), params(12), use_tqdm=False)
+    return [tuple(sample.token_ids) for output in outputs for sample in output.outputs]
 
 
 def test_what_the_gpus_of_nodes_cannot_do_is_refused_by_name() -> None:
