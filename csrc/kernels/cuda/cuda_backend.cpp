@@ -178,6 +178,7 @@ std::string CudaBackend::description() const {
 
 DeviceQueue CudaBackend::queue() {
   memory_.make_current();
+  memory_.show_to_peers();
   const auto is_done = [this] {
     memory_.make_current();
     const cudaError_t state = cudaStreamQuery(stream());

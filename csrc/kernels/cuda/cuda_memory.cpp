@@ -1,6 +1,7 @@
 #include "kernels/cuda/cuda_memory.h"
 
 #include <exception>
+#include <utility>
 
 #include "core/error.h"
 #include "core/human_bytes.h"
@@ -115,6 +116,24 @@ void DeviceMemory::release(std::byte* data, int64_t) noexcept {
   cudaFreeAsync(data, own_stream_);
   cudaStreamSynchronize(own_stream_);
   cudaMemPoolTrimTo(pool_, 0);
+}
+
+// What no pool has is opened by NCCL itself (cudaDeviceEnablePeerAccess).
+void DeviceMemory::show_to_peers() {
+  if (pool_ == nullptr || std::exchange(is_shown_, true)) return;
+  int num_devices = 0;
+  check("cudaGetDeviceCount", cudaGetDeviceCount(&num_devices));
+  for (int peer = 0; peer < num_devices; ++peer) {
+    int can_access = 0;
+    if (peer == device_) continue;
+    check("cudaDeviceCanAccessPeer", cudaDeviceCanAccessPeer(&can_access, peer, device_));
+    if (can_access == 0) continue;
+    cudaMemAccessDesc access{};
+    access.location.type = cudaMemLocationTypeDevice;
+    access.location.id = peer;
+    access.flags = cudaMemAccessFlagsProtReadWrite;
+    check("cudaMemPoolSetAccess", cudaMemPoolSetAccess(pool_, &access, 1));
+  }
 }
 
 PoolUse DeviceMemory::pool_use() const {

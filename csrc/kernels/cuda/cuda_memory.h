@@ -30,6 +30,9 @@ class DeviceMemory final : public Memory {
   void synchronize() override;
 
   PoolUse pool_use() const;
+  // Lets the other visible devices read and write it, those that can: NCCL has the GPUs of one
+  // process do so, and a pool allows none by itself.
+  void show_to_peers();
 
   // Makes the device current for the calling thread: the engine's thread is not the one that made
   // the backend.
@@ -47,6 +50,7 @@ class DeviceMemory final : public Memory {
  private:
   const int device_;
   cudaMemPool_t pool_ = nullptr;  // of this backend alone; null where the device has none
+  bool is_shown_ = false;         // to other devices
   cudaStream_t own_stream_ = nullptr;
   cudaStream_t stream_ = nullptr;
   Upload upload_;

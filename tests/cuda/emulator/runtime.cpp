@@ -135,6 +135,14 @@ cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps*) {
   return cudaSuccess;
 }
 cudaError_t cudaMemPoolDestroy(cudaMemPool_t) { return cudaSuccess; }
+// Every device reaches every other's memory.
+cudaError_t cudaDeviceCanAccessPeer(int* can_access, int, int) {
+  *can_access = 1;
+  return cudaSuccess;
+}
+cudaError_t cudaMemPoolSetAccess(cudaMemPool_t, const cudaMemAccessDesc* access, size_t count) {
+  return count == 1 && access->location.id < num_devices() ? cudaSuccess : cudaErrorInvalidValue;
+}
 cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, size_t) { return cudaSuccess; }
 cudaError_t cudaMallocFromPoolAsync(void** data, size_t num_bytes, cudaMemPool_t, cudaStream_t) {
   return allocate(device_memory, data, num_bytes);
