@@ -9,8 +9,9 @@
 #   benchmarks/run_on_gpu.sh bench      against what the GPU was measured to do and PyTorch, in parts of as much time
 #                                       each: OPS; products (in bf16, by each kernel); formats (products with weights
 #                                       of all kinds); MODELS below; floats and integers (an 8B model by the form of
-#                                       its weights and cache); server-MODEL; peers (vLLM and SGLang, from a folder of
-#                                       their wheels LLMSERVE_PEER_WHEELS, nothing without one). `bench ops` runs one
+#                                       its weights and cache); server-MODEL; ranks (two GPUs, or two ranks on one with
+#                                       NCCL_MULTI_RANK_GPU_ENABLE=1); peers (vLLM and SGLang, from a folder of their
+#                                       wheels LLMSERVE_PEER_WHEELS, nothing without one). `bench ops` runs one
 #   benchmarks/run_on_gpu.sh all        one after another, whatever fails but the build; called again, those that are
 #                                       not in OUT yet, have failed, or are of another commit
 #
@@ -31,7 +32,7 @@ python=${PYTHON:-python3}
 limit=${LLMSERVE_STAGE_SECONDS:-520}
 OPS="attention ops"
 MODELS="qwen3-0.6b llama-3.2-1b llama-3.1-8b"
-PARTS="$OPS products formats $MODELS floats integers server-qwen3-0.6b server-llama-3.1-8b peers"
+PARTS="$OPS products formats $MODELS floats integers server-qwen3-0.6b server-llama-3.1-8b ranks peers"
 mkdir -p "$out"
 
 if [ -n "${LLMSERVE_WHEELS:-}" ]; then
@@ -110,7 +111,7 @@ sanitize_more() {
   local models="a_head_of_no_use or is_the_target or may_share_a_gpu"
   sanitized sanitize-more "($integers) or ($formats) or ($fp8) or ($experts) or ($columns) or ($models)" \
     tests/parity/test_{quantized_linear,linear_formats,fp8_products,grouped_linear,experts_op,column_attention}.py \
-    tests/cuda/test_{cuda_speculation,ranks_on_gpus}.py
+    tests/cuda/test_{cuda_speculation,ranks_on_gpus,graphs_among_ranks}.py
 }
 
 # LLMSERVE_BENCH_FLAGS=--small tries a part where there is an emulator and no GPU.
@@ -121,6 +122,7 @@ bench_part() {
     formats) command=(benchmarks/bench_cuda_formats.py) ;;
     floats | integers) command=(benchmarks/bench_cuda_forms.py "$part") ;;
     server-*) command=(benchmarks/bench_cuda_server.py "${part#server-}") ;;
+    ranks) command=(benchmarks/bench_cuda_ranks.py "${LLMSERVE_RANKS_MODEL:-qwen3-0.6b}") ;;
     peers) command=(benchmarks/bench_cuda_peers.py "${LLMSERVE_PEER_MODEL:-llama-3.1-8b}") ;;
     *) command=(benchmarks/bench_cuda_models.py "$part") ;;
   esac
@@ -159,5 +161,5 @@ case $stage in
   sanitize-more) sanitize_more ;;
   bench) if [ $# -gt 1 ]; then bench "${@:2}"; else bench $PARTS; fi ;;
   all) all ;;
-  *) sed -n '2,16p' "$0"; exit 2 ;;
+  *) sed -n '2,17p' "$0"; exit 2 ;;
 esac

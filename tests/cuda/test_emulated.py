@@ -156,7 +156,7 @@ def test_the_parity_tests_pass_on_emulated_kernels(package, files, selection):
 def test_the_benchmarks_run_on_small_shapes_and_leave_their_rows(package, tmp_path):
     """What is wrong with them would otherwise be found on a GPU, where time is dear."""
     parts = ("attention", "ops", "products", "formats", "qwen3-0.6b", "floats", "integers")
-    parts += ("server-qwen3-0.6b", "peers")
+    parts += ("server-qwen3-0.6b", "ranks", "peers")
     result = subprocess.run(
         ["benchmarks/run_on_gpu.sh", "bench", *parts],
         env={
@@ -195,6 +195,7 @@ def test_the_benchmarks_run_on_small_shapes_and_leave_their_rows(package, tmp_pa
     for form in ("bf16", "fp8 cache", "fp8 rows", "fp8 blocks", "int8", "int4", "Q8_0"):
         wanted.append(f"{form}: decode batch 3, a step")
     wanted += [f"a step of 3 with {edit}" for edit in ("plain", "penalties", "a grammar")]
+    wanted += [f"two ranks, {kind}: decode batch 1" for kind in ("graphs", "no graphs")]
     wanted += ["2 streams by the engine", "2 streams by the server", "llmserve: nano-vllm"]
     for part in wanted:
         assert any(row["name"].startswith(part) for row in rows), part

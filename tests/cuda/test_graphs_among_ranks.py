@@ -104,6 +104,21 @@ def test_rows_that_ask_for_more_are_drawn_behind_the_layers_of_all_ranks(
     assert num_replays > num_captures > 0
 
 
+def test_graphs_of_two_ranks_that_may_share_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, alone: list[tuple[int, ...]]
+) -> None:
+    need_gpus(1)
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    monkeypatch.setenv("LLMSERVE_EMULATOR_DEVICES", "1")
+    if testing.num_gpus() > 1:
+        pytest.skip("several GPUs are visible: ranks do not share one")
+    with make_llm(tensor_parallel_size=2) as llm:
+        assert tokens(llm) == alone
+        num_captures, num_replays = counts(llm)
+        assert llm.get_metrics().num_rank_failures == 0
+    assert num_replays > num_captures > 0
+
+
 def test_experts_that_stand_whole_are_exchanged_in_graphs() -> None:
     need_gpus(2)
     with make_llm("qwen3_moe", enforce_eager=True) as llm:
