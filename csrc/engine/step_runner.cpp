@@ -170,6 +170,7 @@ void StepRunner::begin_transfers(const StepPlan& plan) {
 }
 
 void StepRunner::launch(const StepPlan& plan) {
+  if (!plan.is_empty()) move_experts();
   begin_transfers(plan);
   Flight& flight = begin_flight();
   if (!plan.is_empty()) {
@@ -235,7 +236,7 @@ void StepRunner::run(const StepPlan& plan, StepBatch& batch, Flight& flight) {
     batch.second_half = second_half_of(batch.input, plan.num_prefill_tokens, config_.parallel);
     write_step(batch, config_.cache.block_size, hidden_size(), wire_);
   }
-  if (balancer_) balancer_->begin_step();
+  if (balancer_ && steps_ == nullptr) balancer_->begin_step();
   run_on_ranks([&](int rank) {
     if (rank == 0 && leader_) leader_->run(RankFrameType::kStep, wire_);
     run_rank(rank, flight, draw);
@@ -423,22 +424,32 @@ std::shared_ptr<const ExpertBalancer> StepRunner::balance_experts(
     throw InvalidArgument(
         "enable_eplb: no experts stand whole on ranks; it needs enable_expert_parallel=True and a "
         "tensor_parallel_size above 1");
-  if (steps_ != nullptr)
+  if (steps_ != nullptr && options.num_redundant_experts > 0)
     throw NotSupported(
-        "enable_eplb on device 'cuda': ranks run experts from each other's memory, and GPUs have "
-        "their own; leave it out, or use device='cpu'");
+        "eplb_config: num_redundant_experts on device 'cuda': GPUs have places for one copy of "
+        "each expert; leave it out, or use device='cpu'");
   if (leader_)
     throw NotSupported(
         "enable_eplb: an expert that moves is read from another rank's memory, and ranks are on "
         "several nodes; use nnodes=1");
   balancer_ = std::make_shared<ExpertBalancer>(options, model.num_layers, model.experts.num_experts,
                                                config_.parallel.tensor);
-  link_experts();
+  if (steps_ != nullptr) first().expert_loads()->start();
   for (const auto& worker : workers_) worker->balance_by(balancer_);
+  link_experts();
   return balancer_;
 }
 
 void StepRunner::link_experts() {
+  if (steps_ != nullptr) {
+    balancer_->link_devices([loads = first().expert_loads()] {
+      std::vector<std::pair<int64_t, std::vector<int64_t>>> rows;
+      for (ExpertLoads::Layer& layer : loads->layers())
+        rows.emplace_back(layer.layer_idx, std::move(layer.rows));
+      return rows;
+    });
+    return ranks_.run([this](int rank) { workers_[static_cast<size_t>(rank)]->find_experts(); });
+  }
   const auto num_ranks = static_cast<size_t>(config_.parallel.tensor);
   for (size_t begin = 0; begin < workers_.size(); begin += num_ranks) {
     std::vector<std::vector<RankExperts>> stage;

@@ -188,6 +188,8 @@ class StepRunner final : public Executor {
   std::unique_ptr<HeadWorker> make_head();
   // Tells the balancer where the ranks' weights are.
   void link_experts();
+  // Of devices: has experts lie where they are to run in the next step.
+  void move_experts();
   std::unique_ptr<DeviceWatch> make_watch();
   // Throws RankFailure for what was given up while the step was under way.
   std::span<const DrawnRow> results_of(const Flight& flight);
@@ -236,6 +238,7 @@ class StepRunner final : public Executor {
   NewsSink news_;
   std::shared_ptr<KvMover> mover_;            // null: nobody is handed over
   std::shared_ptr<ExpertBalancer> balancer_;  // null: experts stay where they are
+  bool has_lost_experts_ = false;             // a move has failed half way
   std::unique_ptr<DeviceWatch> watch_;        // of ranks with a device each, or null
   std::vector<DeviceSteps*> recorders_;       // of the workers, where there are devices
   // Graphs with exchanges in them. Where exchanges fail before a step of one has given results, the

@@ -71,6 +71,26 @@ void StepRunner::run_in_group(const std::function<void(int rank)>& work) {
   run_guarded([&] { ranks_.run(work); });
 }
 
+// Graphs stay: places do not move, and where an expert lies is read on the device. After a move
+// that failed, weights are loaded anew, where they lay at first.
+void StepRunner::move_experts() {
+  if (!balancer_ || steps_ == nullptr) return;
+  if (has_lost_experts_) {
+    release(MemoryPart::kWeights);
+    restore(MemoryPart::kWeights);
+    has_lost_experts_ = false;
+  }
+  if (!balancer_->begin_step()) return;
+  const std::vector<ExpertBalancer::Moves> moves = balancer_->move();
+  int64_t staging_bytes = first().workspace_bytes();
+  for (const auto& worker : workers_)
+    staging_bytes = std::min(staging_bytes, worker->workspace_bytes());
+  has_lost_experts_ = true;
+  run_on_ranks(
+      [&](int rank) { workers_[static_cast<size_t>(rank)]->move_experts(moves, staging_bytes); });
+  has_lost_experts_ = false;
+}
+
 // Rows that are edited or report are drawn behind what is recorded: what they ask for differs from
 // step to step, and on rank 0 alone.
 void StepRunner::run_recorded(const RecordKey& key, StepBatch& batch, Flight& flight,

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "engine/expert_moves.h"
 #include "engine/rank_devices.h"
 #include "io/checkpoint.h"
 #include "io/packed_cache.h"
@@ -31,7 +32,7 @@ bool packs_later(const EngineConfig& config, const Checkpoint& checkpoint) {
          config.defer_packing.value_or(num_bytes >= kMinDeferredBytes);
 }
 
-int64_t workspace_bytes(const Model& model, const EngineConfig& config) {
+int64_t step_workspace_bytes(const Model& model, const EngineConfig& config) {
   return model.workspace_bytes(config.scheduler.max_num_batched_tokens, kMaxLogitRowsAtOnce);
 }
 
@@ -49,7 +50,7 @@ Worker::Worker(const EngineConfig& config, const Checkpoint& checkpoint, int ran
   loaded_ = load(checkpoint);
   vocab_size_ = model().config().vocab_size;
   hidden_size_ = model().config().hidden_size;
-  workspace_bytes_ = workspace_bytes(model(), config_);
+  workspace_bytes_ = step_workspace_bytes(model(), config_);
   expert_loads_ = make_expert_loads(model().config());
   if (expert_loads_ && steps_ != nullptr) expert_loads_->join_device(steps_, layers_);
   kv_places_.assign(model().kv_places().begin(), model().kv_places().end());
@@ -167,7 +168,7 @@ void Worker::load_weights() {
 void Worker::check_shapes(const Model& model) const {
   const bool is_same = model.config().vocab_size == vocab_size_ &&
                        model.config().hidden_size == hidden_size_ &&
-                       workspace_bytes(model, config_) == workspace_bytes_ &&
+                       step_workspace_bytes(model, config_) == workspace_bytes_ &&
                        std::ranges::equal(model.cache_groups(), config_.cache.groups) &&
                        std::ranges::equal(model.kv_places(), kv_places_);
   if (is_same) return;
@@ -220,6 +221,13 @@ Tensor Worker::forward(const ForwardContext& context, int64_t second_half) {
   check_internal(halves_ && ends_.second_half, "a step in halves has been planned for");
   return halves_->forward(model(), context, second_half, *ends_.tensor_ranks, *ends_.second_half,
                           log_);
+}
+
+void Worker::move_experts(std::span<const ExpertBalancer::Moves> moves, int64_t staging_bytes) {
+  llmserve::move_experts(moves, model(), *ends_.tensor_ranks, rank_place(*backend_, 0).queue,
+                         *arena_, staging_bytes);
+  ends_.tensor_ranks->wait();
+  find_experts();
 }
 
 void Worker::take_own_slots(ModelInput& input) {

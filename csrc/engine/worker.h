@@ -87,6 +87,10 @@ class Worker {
   void balance_by(std::shared_ptr<ExpertBalancer> balancer) {
     routes_ = std::make_unique<RankRoutes>(std::move(balancer), tensor_rank(config_, rank_).rank);
   }
+  // Of a device: where the balancer has them. Nothing is under way there.
+  void find_experts() { routes_->bring_homes(backend_->memory()); }
+  // Likewise, after all ranks of the stage have moved these, which it waits for (expert_moves.h).
+  void move_experts(std::span<const ExpertBalancer::Moves> moves, int64_t staging_bytes);
 
   // Before run(): copies the batch's blocks, and has the pages at hand that the step writes to.
   // Ranks that keep one KV cache wait until all copies are done.
@@ -146,6 +150,7 @@ class Worker {
   const std::string& config_text() const { return config_text_; }
   int64_t vocab_size() const { return vocab_size_; }
   int64_t hidden_size() const { return hidden_size_; }
+  int64_t workspace_bytes() const { return workspace_bytes_; }
   // "LlamaForCausalLM float32 on cpu/avx2, 2 threads"
   std::string description() const;
   // Of the last load: what was not as it should be, and did no harm.

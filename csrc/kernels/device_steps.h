@@ -25,10 +25,16 @@ struct LateTokens {
 // Of ranks that have experts whole, which rows are this one's. local[r] = ids[r] - begin where that
 // is in [0, count), and -1 for the others. Of these, rows[r] becomes 0 in all its bits, so that the
 // ranks' rows can be added up as integers, and weights[r] becomes 0.
+//
+// Where experts move among ranks, `homes` takes the place of begin and count: homes[e] has how many
+// copies expert e has, which of them is here, or -1, and its place here, which becomes local[r]. Of
+// n copies row r runs on copy (r / rows_per_token) mod n.
 struct OwnExperts {
   ConstTensor ids;    // [R] i32, contiguous
   int32_t begin = 0;  // the rank's first expert
   int32_t count = 0;
+  ConstTensor homes;  // [X, 3] i32, contiguous, in the device's memory; or none
+  int64_t rows_per_token = 1;
   Tensor local;    // [R] i32, contiguous
   Tensor rows;     // [R, E] f32, or none; rows may be strided
   Tensor weights;  // [R] f32, contiguous, or none

@@ -125,6 +125,18 @@ ExpertLinear::Joined ExpertLinear::join(std::span<const ExpertLinear* const> ran
   return all;
 }
 
+std::vector<std::span<std::byte>> ExpertLinear::pieces(int64_t place) const {
+  std::vector<std::span<std::byte>> pieces;
+  for (const Stack& stack : stacks_) {
+    const Buffer& data = stack.weights[static_cast<size_t>(place)].data;
+    pieces.emplace_back(data.data(), static_cast<size_t>(data.num_bytes()));
+  }
+  if (bias_.data.data() == nullptr) return pieces;
+  const int64_t num_bytes = out_features_ * static_cast<int64_t>(sizeof(float));
+  pieces.emplace_back(bias_.data.data() + place * num_bytes, static_cast<size_t>(num_bytes));
+  return pieces;
+}
+
 void ExpertLinear::forward(const ForwardContext& context, const ConstTensor& x,
                            const ConstTensor& ids, const Tensor& out, const Joined* all) const {
   if (context.observer) show(*context.observer, x, ids);

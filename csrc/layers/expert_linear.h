@@ -42,6 +42,10 @@ class ExpertLinear {
 
   int64_t out_features() const { return out_features_; }  // N, of a share its own
 
+  // What an expert of the rank is made of, in the backend's memory: as many pieces of as many bytes
+  // each for all experts of all ranks. They may be overwritten by another one's.
+  std::vector<std::span<std::byte>> pieces(int64_t place) const;
+
   // out [R, N] of x [T, K] and ids [R]: grouped_linear. The ids count from the rank's first expert,
   // or, if the experts of all ranks are given, from the first of these.
   void forward(const ForwardContext& context, const ConstTensor& x, const ConstTensor& ids,

@@ -52,7 +52,8 @@ int32_t ExpertHomes::block_of(int64_t expert) const {
   return shard.rank;
 }
 
-ExpertHomes ExpertHomes::packed(std::span<const int64_t> loads, int64_t num_redundant) const {
+ExpertHomes ExpertHomes::packed(std::span<const int64_t> loads, int64_t num_redundant,
+                                std::span<const int64_t> room) const {
   const size_t n = copies_.size();
   std::vector<int64_t> num_copies(n, 1);
   const auto share = [&](int64_t expert) {
@@ -76,22 +77,89 @@ ExpertHomes ExpertHomes::packed(std::span<const int64_t> loads, int64_t num_redu
   const double mean = static_cast<double>(std::accumulate(loads.begin(), loads.end(), int64_t{0})) /
                       static_cast<double>(num_ranks_);
   std::vector<double> rows(static_cast<size_t>(num_ranks_));
+  std::vector<int64_t> left(room.begin(), room.end());
+  const auto has_room = [&](int32_t rank) {
+    return left.empty() || left[static_cast<size_t>(rank)] > 0;
+  };
   for (const int64_t expert : order) {
     std::vector<int32_t>& ranks = to.copies_[static_cast<size_t>(expert)];
     ranks.clear();
     const int32_t block = block_of(expert);
-    if (rows[static_cast<size_t>(block)] + share(expert) <= kSlack * mean) ranks.push_back(block);
+    if (has_room(block) && rows[static_cast<size_t>(block)] + share(expert) <= kSlack * mean)
+      ranks.push_back(block);
     while (std::ssize(ranks) < num_copies[static_cast<size_t>(expert)]) {
       int32_t best = -1;
       for (int32_t rank = 0; rank < num_ranks_; ++rank)
-        if (std::ranges::find(ranks, rank) == ranks.end() &&
+        if (has_room(rank) && std::ranges::find(ranks, rank) == ranks.end() &&
             (best < 0 || rows[static_cast<size_t>(rank)] < rows[static_cast<size_t>(best)]))
           best = rank;
+      if (best < 0) break;
       ranks.push_back(best);
     }
-    for (const int32_t rank : ranks) rows[static_cast<size_t>(rank)] += share(expert);
+    check_internal(!ranks.empty(), "there is room for all experts");
+    for (const int32_t rank : ranks) {
+      rows[static_cast<size_t>(rank)] += share(expert);
+      if (!left.empty()) --left[static_cast<size_t>(rank)];
+    }
   }
   return to;
+}
+
+ExpertPlaces::ExpertPlaces(const ExpertHomes& blocks)
+    : experts_(static_cast<size_t>(blocks.num_ranks())) {
+  for (int64_t expert = 0; expert < blocks.num_experts(); ++expert)
+    experts_[static_cast<size_t>(blocks.of(expert)[0])].push_back(expert);
+  for (const std::vector<int64_t>& experts : experts_) room_.push_back(std::ssize(experts));
+}
+
+std::vector<ExpertMove> ExpertPlaces::arrange(const ExpertHomes& homes) {
+  const std::vector<std::vector<int64_t>> before = experts_;
+  const auto source = [&](int64_t expert) {
+    for (size_t rank = 0;; ++rank) {
+      const auto found = std::ranges::find(before[rank], expert);
+      if (found != before[rank].end())
+        return ExpertMove{.from_rank = static_cast<int32_t>(rank),
+                          .from_place = static_cast<int32_t>(found - before[rank].begin())};
+    }
+  };
+  std::vector<ExpertMove> moves;
+  for (size_t rank = 0; rank < experts_.size(); ++rank) {
+    std::vector<int64_t>& here = experts_[rank];
+    std::vector<bool> is_free(here.size(), true);
+    std::vector<int64_t> coming;
+    for (int64_t expert = 0; expert < homes.num_experts(); ++expert) {
+      if (std::ranges::find(homes.of(expert), static_cast<int32_t>(rank)) == homes.of(expert).end())
+        continue;
+      const auto found = std::ranges::find(here, expert);
+      if (found == here.end())
+        coming.push_back(expert);
+      else
+        is_free[static_cast<size_t>(found - here.begin())] = false;
+    }
+    size_t place = 0;
+    for (const int64_t expert : coming) {
+      while (!is_free[place]) ++place;
+      ExpertMove move = source(expert);
+      move.to_rank = static_cast<int32_t>(rank);
+      move.to_place = static_cast<int32_t>(place);
+      moves.push_back(move);
+      here[place++] = expert;
+    }
+  }
+  return moves;
+}
+
+void ExpertPlaces::write(const ExpertHomes& homes, int32_t rank, std::span<int32_t> table) const {
+  const std::vector<int64_t>& here = experts_[static_cast<size_t>(rank)];
+  for (int64_t expert = 0; expert < homes.num_experts(); ++expert) {
+    const std::span<const int32_t> ranks = homes.of(expert);
+    const auto copy = std::ranges::find(ranks, rank);
+    const bool is_here = copy != ranks.end();
+    int32_t* const row = table.data() + 3 * expert;
+    row[0] = static_cast<int32_t>(std::ssize(ranks));
+    row[1] = is_here ? static_cast<int32_t>(copy - ranks.begin()) : -1;
+    row[2] = is_here ? static_cast<int32_t>(std::ranges::find(here, expert) - here.begin()) : -1;
+  }
 }
 
 int64_t expert_capacity(int64_t num_experts, int64_t num_rows, double factor) {

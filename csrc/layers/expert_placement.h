@@ -32,14 +32,44 @@ class ExpertHomes {
   // Where they are to run after such loads [X], rows of each expert. The experts with the most rows
   // a copy get one more copy until there are `num_redundant` beside the first; then copies are
   // packed greedily, the largest first: onto the rank that has the expert in blocks() as long as
-  // that stays within a twentieth above the mean, or else onto the rank with the fewest rows.
-  ExpertHomes packed(std::span<const int64_t> loads, int64_t num_redundant) const;
+  // that stays within a twentieth above the mean, or else onto the rank with the fewest rows. Of
+  // `room` [W] a rank has no more copies than that, and there is room for all; without it, any
+  // number.
+  ExpertHomes packed(std::span<const int64_t> loads, int64_t num_redundant,
+                     std::span<const int64_t> room = {}) const;
 
  private:
   int32_t block_of(int64_t expert) const;
 
   int32_t num_ranks_;
   std::vector<std::vector<int32_t>> copies_;  // [X]
+};
+
+// An expert that is copied from a place on one rank to a place on another, or the same.
+struct ExpertMove {
+  int32_t from_rank = 0;
+  int32_t from_place = 0;
+  int32_t to_rank = 0;
+  int32_t to_place = 0;
+};
+
+// Where a layer's experts lie on ranks that do not read each other's memory: a rank has places for
+// so many, and what is to run there is copied there.
+class ExpertPlaces {
+ public:
+  // As they are loaded: those of `blocks` in order on each rank, and no place beside them.
+  explicit ExpertPlaces(const ExpertHomes& blocks);
+
+  std::span<const int64_t> room() const { return room_; }  // [W] places
+  // Has each expert lie where it is to run, and those that stay where they are. All sources are to
+  // be read before any place is written.
+  std::vector<ExpertMove> arrange(const ExpertHomes& homes);
+  // [X, 3] of a rank, as OwnExperts has it.
+  void write(const ExpertHomes& homes, int32_t rank, std::span<int32_t> table) const;
+
+ private:
+  std::vector<int64_t> room_;
+  std::vector<std::vector<int64_t>> experts_;  // [W][room]
 };
 
 // Rows that a copy of an expert has room for in a step of so many rows: `factor` times an even

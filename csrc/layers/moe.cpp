@@ -362,12 +362,16 @@ Tensor Experts::claim_rows(const ForwardContext& context, const Routes& routes,
     return mine.experts;
   }
   const Tensor experts = context.arena.allocate(DType::kI32, {routes.ids.num_elements()});
-  context.backend.steps()->own_experts({.ids = flat(routes.ids),
-                                        .begin = static_cast<int32_t>(dispatch_->own().begin),
-                                        .count = static_cast<int32_t>(dispatch_->own().size),
-                                        .local = experts,
-                                        .rows = given,
-                                        .weights = given ? Tensor() : flat(routes.weights)});
+  OwnExperts own{.ids = flat(routes.ids),
+                 .begin = static_cast<int32_t>(dispatch_->own().begin),
+                 .count = static_cast<int32_t>(dispatch_->own().size),
+                 .rows_per_token = spec_.top_k,
+                 .local = experts,
+                 .rows = given,
+                 .weights = given ? Tensor() : flat(routes.weights)};
+  if (const auto* const balanced = dynamic_cast<const RankRoutes*>(context.routes))
+    own.homes = balanced->homes(layer_idx_);
+  context.backend.steps()->own_experts(own);
   return experts;
 }
 

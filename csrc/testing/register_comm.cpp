@@ -231,6 +231,32 @@ void register_testing_comm(py::module_& testing) {
       "num_experts"_a, "num_ranks"_a, "loads"_a, "num_redundant"_a = 0,
       "The ranks of each expert's copies, packed by each of `loads` [X] in turn.");
   testing.def(
+      "move_experts",
+      [](int64_t num_experts, int32_t num_ranks, const std::vector<std::vector<int64_t>>& loads,
+         int64_t num_redundant) {
+        ExpertHomes homes(num_experts, num_ranks);
+        ExpertPlaces places(homes);
+        py::list packings;
+        for (const std::vector<int64_t>& rows : loads) {
+          homes = homes.packed(rows, num_redundant, places.room());
+          py::list moves;
+          for (const ExpertMove& move : places.arrange(homes))
+            moves.append(
+                py::make_tuple(move.from_rank, move.from_place, move.to_rank, move.to_place));
+          py::list tables;
+          for (int32_t rank = 0; rank < num_ranks; ++rank) {
+            std::vector<int32_t> table(static_cast<size_t>(3 * num_experts));
+            places.write(homes, rank, table);
+            tables.append(table);
+          }
+          packings.append(py::make_tuple(copies_of(homes), moves, tables));
+        }
+        return packings;
+      },
+      "num_experts"_a, "num_ranks"_a, "loads"_a, "num_redundant"_a,
+      "For each of `loads` [X]: the ranks of each expert's copies; what moves, as (rank, place, "
+      "rank, place); and each rank's (copies, its own or -1, its place) of every expert, flat.");
+  testing.def(
       "assign_rows",
       [](const std::vector<int32_t>& ids, int64_t num_experts, int32_t num_ranks,
          const std::vector<int64_t>& loads, int64_t num_redundant, double factor) {

@@ -36,7 +36,7 @@ from llmserve.common.pooler_config import as_pooler_config
 from llmserve.errors import InvalidArgument, NotSupported
 from llmserve.llm_insight import EngineInsight
 from llmserve.options.engine_options import EngineOptions, read_options
-from llmserve.options.eplb_config import read_expert_balance
+from llmserve.options.eplb_config import read_expert_balance, refuse_on_device
 from llmserve.options.fitting import resolve
 from llmserve.options.signature import takes
 from llmserve.options.speculative_config import is_exact, with_model_found
@@ -143,6 +143,8 @@ class LLMBase(EngineInsight, HandsOver):
             eos_token_ids=defaults.eos_token_ids,
             spreads_prompts=self._spreads_prompts,
         )
+        if balance is not None:
+            refuse_on_device(self._config.device, options.eplb_config)
         vocab_size = opened.read_vocab_size()
         tokenizer = options.tokenizer
         text_path = source

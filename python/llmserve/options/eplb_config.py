@@ -40,6 +40,16 @@ class ExpertBalance:
     capacity_factor: float = 1.25  # room of a copy in a step, by even shares; 0: no bound
 
 
+def refuse_on_device(device: str, config: object) -> None:
+    """Raises NotSupported where `config`, which was read, has what GPUs cannot do."""
+    factor = config.get("capacity_factor") if isinstance(config, Mapping) else None
+    if device == "cuda" and factor is not None:
+        raise NotSupported(
+            f"{_NAME}: capacity_factor on device 'cuda': rows run where their expert is, and no "
+            "other GPU stands in; leave it out"
+        )
+
+
 def read_expert_balance(
     enable_eplb: object,
     config: object,

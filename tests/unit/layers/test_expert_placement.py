@@ -87,3 +87,39 @@ def test_ranks_are_as_even_as_the_simulator_says(skew: float, factor: float) -> 
     _, ranks = _core_testing.assign_rows(ids, 24, 4, [], 0, factor)
     told = simulate_experts([loads], 4, factor, min_capacity=MIN_ROWS)
     assert load_balance([ranks.count(rank) for rank in range(4)]) == pytest.approx(told.balance)
+
+
+@pytest.mark.parametrize(("num_experts", "num_ranks"), [(8, 2), (7, 3), (9, 4)])
+def test_experts_move_to_places_that_ranks_have_room_for(num_experts: int, num_ranks: int) -> None:
+    rng = random.Random(num_experts)
+    loads = [[rng.randrange(100) for _ in range(num_experts)] for _ in range(6)]
+    loads.append([0] * num_experts)
+    homes = blocks(num_experts, num_ranks)
+    places: list[list[int]] = [
+        [e for e in range(num_experts) if homes[e] == [rank]] for rank in range(num_ranks)
+    ]
+    packings = _core_testing.move_experts(num_experts, num_ranks, loads, 0)
+    for homes, moves, tables in packings:
+        before = [list(of) for of in places]
+        for from_rank, from_place, to_rank, to_place in moves:
+            assert before[from_rank][from_place] >= 0
+            places[to_rank][to_place] = before[from_rank][from_place]
+        assert sum(len(ranks) for ranks in homes) <= num_experts
+        for expert, ranks in enumerate(homes):
+            assert len(set(ranks)) == len(ranks) >= 1
+            for rank in range(num_ranks):
+                count, copy, place = tables[rank][3 * expert : 3 * expert + 3]
+                assert count == len(ranks)
+                if rank in ranks:
+                    assert ranks[copy] == rank
+                    assert places[rank][place] == expert
+                else:
+                    assert (copy, place) == (-1, -1)
+    assert any(moves for _, moves, _ in packings)
+
+
+def test_experts_that_stay_where_they_run_do_not_move() -> None:
+    loads = [10, 20, 30, 40, 50, 60, 70, 80]
+    (_, first, _), (_, again, _) = _core_testing.move_experts(8, 2, [loads, loads], 0)
+    assert len(first) > 0
+    assert again == []

@@ -113,8 +113,13 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(CombineParams p) {
 __global__ void __launch_bounds__(kThreads) own_kernel(OwnParams p) {
   wait_for_previous();
   const int64_t row = blockIdx.x;
-  const int32_t expert = p.ids[row] - p.begin;
-  const bool is_own = expert >= 0 && expert < p.count;
+  int32_t expert = p.ids[row] - p.begin;
+  bool is_own = expert >= 0 && expert < p.count;
+  if (p.homes != nullptr) {
+    const int32_t* home = p.homes + 3 * static_cast<int64_t>(p.ids[row]);
+    is_own = row / p.rows_per_token % home[0] == home[1];
+    expert = home[2];
+  }
   if (threadIdx.x == 0) {
     p.local[row] = is_own ? expert : -1;
     if (!is_own && p.weights != nullptr) p.weights[row] = 0;

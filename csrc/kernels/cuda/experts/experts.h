@@ -47,6 +47,8 @@ struct OwnParams {
   int64_t num_rows;
   int32_t begin;
   int32_t count;
+  const int32_t* homes;  // [X, 3] or null
+  int64_t rows_per_token;
   int32_t* local;  // [R]
   Rows rows;       // [R, E], or without data
   int64_t width;

@@ -129,6 +129,8 @@ void CudaSteps::own_experts(const OwnExperts& args) {
                      .num_rows = args.ids.shape[0],
                      .begin = args.begin,
                      .count = args.count,
+                     .homes = args.homes ? args.homes.as<int32_t>() : nullptr,
+                     .rows_per_token = args.rows_per_token,
                      .local = args.local.as<int32_t>(),
                      .rows = args.rows ? Rows{args.rows.as<float>(), args.rows.strides[0]} : Rows{},
                      .width = args.rows ? args.rows.shape[1] : 0,
