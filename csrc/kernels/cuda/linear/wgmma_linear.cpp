@@ -21,7 +21,10 @@ std::unique_ptr<WgmmaLinear> WgmmaLinear::open(DeviceMemory& memory, int major, 
 const std::string& WgmmaLinear::find_problem() {
   if (problem_) return *problem_;
   try {
-    problem_ = find_wgmma_problem(*this, memory_);
+    problem_ = find_wgmma_problem(
+        [this](const uint16_t* x, const LinearParams& params, const Activation* gate,
+               uint16_t* rounded, const WgmmaForm& form) { run(x, params, gate, rounded, form); },
+        memory_);
   } catch (const NotSupported& error) {
     problem_ = error.what();
   }

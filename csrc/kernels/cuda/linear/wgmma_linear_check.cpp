@@ -8,7 +8,6 @@
 
 #include "core/error.h"
 #include "kernels/cuda/cuda_check.h"
-#include "kernels/cuda/linear/wgmma_linear.h"
 #include "kernels/cuda/trial_numbers.h"
 
 namespace llmserve::cuda {
@@ -56,7 +55,7 @@ int64_t find_other_bits(const std::vector<float>& got, const std::vector<float>&
 
 }  // namespace
 
-std::string find_wgmma_problem(const WgmmaLinear& linear, DeviceMemory& memory) {
+std::string find_wgmma_problem(const WgmmaRun& multiply, DeviceMemory& memory) {
   static_assert(wgmma_splits(kDepth) == 3 && kDepth % kWgmmaDepth != 0);
   TrialNumbers numbers;
   const Buffer x = upload(numbers.bf16(kRows * kDepth), memory);
@@ -83,7 +82,7 @@ std::string find_wgmma_problem(const WgmmaLinear& linear, DeviceMemory& memory) 
     params.num_rows = rows;
     if (gate) params.out.stride = kOutputs / 2;
     trial.clear();
-    linear.run(trial.x + begin * kDepth, params, gate, nullptr, form);
+    multiply(trial.x + begin * kDepth, params, gate, nullptr, form);
     return trial.read(rows * params.out.stride);
   };
   const WgmmaForm first{2, 128, 1};
