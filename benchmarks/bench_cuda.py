@@ -128,9 +128,9 @@ def linear_rows(
                 yield limits.row(name, seconds_of(backend, run, 0.05), num_bytes, 2 * m * n * k)
 
 
-# Products in bf16 by one kernel or library for any number of rows; the first is what is chosen by
-# default, which says in the device's line what that is.
-PRODUCT_CHOICES = ("auto", "cublaslt", "wgmma", "mma")
+# Products in bf16 by one kernel or library for any number of rows; the first is what is faster of
+# them, which says in the device's line what that is.
+PRODUCT_CHOICES = ("fastest", "cublaslt", "wgmma", "invariant")
 
 
 def product_rows(_: Any, limits: Limits, rng: np.random.Generator, sizes: Sizes) -> Iterator[Row]:
@@ -281,7 +281,7 @@ ATTENTION_CHOICES: dict[str, list[tuple[str, bool, dict[str, str]]]] = {
         ("fp8 cache", True, {}),
         ("fp8 cache by registers", True, {"LLMSERVE_CUDA_DECODE_F8": "registers"}),
     ],
-    "prefill": [("mma", False, {"LLMSERVE_CUDA_ATTENTION": "mma"})],
+    "prefill": [("fastest", False, {"LLMSERVE_CUDA_ATTENTION": "fastest"})],
 }
 
 

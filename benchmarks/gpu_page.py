@@ -222,7 +222,7 @@ def prompt_attention(ops: Bench) -> str:
     cells: dict[str, dict[str, str]] = {}
     kinds = {match[1]: None for match in ops.matches(r"attention prefill (\S+) B=1 context=\d+")}
     for heads in kinds:
-        for label, prefix in (("", ""), (", by mma.sync", "mma: "), (", PyTorch", "torch: ")):
+        for label, prefix in (("", ""), (", by wgmma", "fastest: "), (", PyTorch", "torch: ")):
             for match in ops.matches(rf"{prefix}attention prefill {heads} B=1 context=(\d+)"):
                 row = ops.rows[match[0]]
                 rate = number(row["gflop_per_s"] / 1000)

@@ -72,9 +72,9 @@ def package(tmp_path_factory):
             "cuda-plain and (row_ops or sampled or (bfloat16 and 33-window))",
         ),
         ("test_ops.py", "cuda-cublaslt and linear_"),
-        ("test_ops.py", "cuda-mma and linear_ and bfloat16 and not 193"),
-        ("test_fused_ops.py", "cuda-invariant and (company or (64-256 and bfloat16))"),
-        ("test_op_invariance.py", "cuda-mma and every_tile"),
+        ("test_ops.py", "(cuda-invariant or cuda-fastest) and linear_ and bfloat16 and not 193"),
+        ("test_fused_ops.py", "cuda-wgmma and (company or (64-256 and bfloat16))"),
+        ("test_op_invariance.py", "cuda-invariant and every_tile"),
         (
             "test_fused_ops.py",
             "(cuda-auto or cuda-cublaslt) and not company and not 1184 and not 256-256 and not 592"
@@ -178,7 +178,7 @@ def test_the_benchmarks_run_on_small_shapes_and_leave_their_rows(package, tmp_pa
     rows = [row for stage in stages.values() for row in stage["bench"]["rows"]]
     wanted = ["attention decode", "torch: attention decode", "invariant linear", "link to"]
     wanted += ["quantized int4", "quantized Q4_K", "quantized fp8 blocks", "load, weights"]
-    wanted += ["all spans a warp: attention decode", "mma: attention prefill"]
+    wanted += ["all spans a warp: attention decode", "fastest: attention prefill"]
     wanted += ["merged by the last block: attention decode", "prepared by attention: "]
     wanted += ["fp8 cache: attention decode", "fp8 cache by registers: attention decode"]
     wanted += ["torch: attention pre", "hand-over from"]
@@ -186,7 +186,7 @@ def test_the_benchmarks_run_on_small_shapes_and_leave_their_rows(package, tmp_pa
         wanted += [f"{kind}latent attention decode", f"{kind}latent attention prefill"]
     wanted += [
         "linear bfloat16",
-        *(f"{by}: linear bfloat16" for by in ("cublaslt", "wgmma", "mma")),
+        *(f"{by}: linear bfloat16" for by in ("cublaslt", "wgmma", "invariant")),
     ]
     for kind in ("", "invariant: "):
         wanted += [f"{kind}decode batch 1,", f"{kind}prefill 16", f"{kind}the host's"]

@@ -26,7 +26,7 @@ def ref():
     return testing.make_backend("ref")
 
 
-GEMMS = ("plain", "auto", "cublaslt", "invariant", "mma")
+GEMMS = ("plain", "auto", "fastest", "cublaslt", "invariant", "wgmma")
 CUDA = [pytest.param(f"cuda-{gemm}", marks=pytest.mark.cuda) for gemm in GEMMS]
 
 
@@ -36,7 +36,6 @@ def make_cuda(gemm):
         pytest.skip(f"no CUDA here: {reason}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LLMSERVE_CUDA_GEMM", gemm)
-        # test_wgmma_attention.py has the kernel whose bits are not those of decoding.
         patch.setenv("LLMSERVE_CUDA_ATTENTION", "plain" if gemm == "plain" else "mma")
         try:
             return testing.make_backend("cuda", 2)

@@ -109,11 +109,11 @@ def test_a_row_of_nan_reaches_those_who_see_it_and_rows_of_the_same_prompt_and_h
 
 
 def test_products_that_promise_bits_go_with_mma_and_the_rest_is_refused_by_name():
-    assert "wgmma for prompts" not in make("auto", "invariant").description
+    assert "wgmma for prompts" not in make("fastest", "invariant").description
     for gemm in ("invariant", "plain"):
         with pytest.raises(InvalidArgument, match="use mma"):
             make("wgmma", gemm)
-    with pytest.raises(InvalidArgument, match="expected auto, wgmma, mma or plain, got other"):
+    with pytest.raises(InvalidArgument, match="expected mma, fastest, wgmma or plain, got other"):
         make("other")
 
 
@@ -122,7 +122,7 @@ def test_a_gpu_whose_wgmma_is_wrong_computes_by_mma(mma, rng, monkeypatch):
         pytest.skip("a GPU's products are as they are")
     monkeypatch.setenv("LLMSERVE_EMULATOR_WGMMA", "wrong")
     batch = pairs_and_queries(rng, [(150, 150)], 2, 1, 64)
-    backend = make("auto")
+    backend = make("fastest")
     assert "wgmma for prompts" in backend.description
     got = formulas.run_attention(backend, *batch, 16, "bfloat16")
     assert "wgmma differs from mma by" in backend.description
@@ -151,6 +151,6 @@ def test_an_engine_says_at_load_by_what_prompts_attend(wgmma, monkeypatch):
     by_mma, tokens = run("mma")
     assert "wgmma for prompts" not in by_mma
     monkeypatch.setenv("LLMSERVE_EMULATOR_WGMMA", "wrong")
-    description, fallen_back = run("auto")
+    description, fallen_back = run("fastest")
     assert "wgmma differs from mma by" in description
     assert fallen_back == tokens

@@ -80,20 +80,21 @@ CudaBackend::CudaBackend(const BackendOptions& options, int device)
   check("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties, device));
   device_name_ = concat(properties.name, ", sm_", properties.major, properties.minor);
   const std::string choice =
-      chosen("LLMSERVE_CUDA_GEMM", {"auto", "plain", "invariant", "wgmma", "mma", "cublaslt"});
+      chosen("LLMSERVE_CUDA_GEMM", {"auto", "fastest", "plain", "invariant", "wgmma", "cublaslt"});
+  const bool is_free = choice == "auto" || choice == "fastest";  // to take any for each shape
   std::string problem = "asked for";
-  if (choice == "auto" || choice == "cublaslt") cublaslt_ = CublasLt::open(memory_, problem);
+  if (is_free || choice == "cublaslt") cublaslt_ = CublasLt::open(memory_, problem);
   if (choice == "cublaslt" && !cublaslt_)
     throw NotSupported(concat("LLMSERVE_CUDA_GEMM=cublaslt: ", problem));
-  uses_mma_ = choice == "invariant" || choice == "wgmma" || choice == "mma";
+  uses_mma_ = choice == "invariant" || choice == "wgmma";
   if (uses_mma_ && properties.major < 8)
     throw NotSupported(concat("LLMSERVE_CUDA_GEMM=", choice,
                               ": expected compute capability 8.0 or ", "later, got ", device_name_,
                               "; use plain"));
-  uses_gemv_ = choice == "auto";
+  uses_gemv_ = is_free;
   uses_mma_gemv_ = uses_gemv_ && properties.major >= 8;
   // Beyond eight rows, or always, the library chooses an algorithm by their number.
-  if (choice == "auto") steps_.bound_exact_rows(8);
+  if (is_free) steps_.bound_exact_rows(8);
   if (choice == "cublaslt") steps_.bound_exact_rows(1);
   can_run_integers_ = properties.major >= 8;
   if (cublaslt_ && properties.major * 10 + properties.minor >= 89 &&
@@ -117,28 +118,26 @@ CudaBackend::CudaBackend(const BackendOptions& options, int device)
 
 CudaBackend::~CudaBackend() = default;
 
-// Beside the library, and for products of one order where they need not be by mma.
+// Asked for by name until a GPU has run it: what hangs or faults there takes the device with it.
 void CudaBackend::open_wgmma_linear(std::string_view choice, int major, int minor, int num_sms) {
-  const bool is_wanted =
-      choice == "invariant" || choice == "wgmma" || (choice == "auto" && cublaslt_);
-  if (!is_wanted) return;
+  const bool insists = choice == "wgmma";
+  if (!insists && !(choice == "fastest" && cublaslt_)) return;
   std::string problem;
   wgmma_linear_ = WgmmaLinear::open(memory_, major, minor, num_sms, problem);
-  // By default it is tried at the first product of more rows than eight.
-  if (wgmma_linear_ && uses_mma_) problem = wgmma_linear_->find_problem();
+  // Beside the library it is tried at the first product of more rows than eight.
+  if (wgmma_linear_ && insists) problem = wgmma_linear_->find_problem();
   if (problem.empty()) return;
   wgmma_linear_.reset();
-  if (choice == "wgmma")
+  if (insists)
     throw NotSupported(
         concat("LLMSERVE_CUDA_GEMM=wgmma: ", problem, ", got ", device_name_, "; use invariant"));
-  // What is new to nobody is not said.
-  if (kHasWgmmaProduct && major == 9 && minor == 0)
-    wgmma_problem_ += concat(", products without wgmma: ", problem);
+  wgmma_problem_ += concat(", products without wgmma: ", problem);
 }
 
 void CudaBackend::choose_attention(std::string_view gemm, int major, int minor,
                                    int64_t shared_bytes) {
-  const std::string choice = chosen("LLMSERVE_CUDA_ATTENTION", {"auto", "wgmma", "mma", "plain"});
+  const std::string choice =
+      chosen("LLMSERVE_CUDA_ATTENTION", {"mma", "fastest", "wgmma", "plain"});
   if (choice != "plain" && major >= 8) tiled_shared_bytes_ = shared_bytes;
   const std::string spans = chosen("LLMSERVE_CUDA_DECODE_SPANS", {"one", "two", "enough", "all"});
   decode_spans_ = spans == "two"      ? DecodeSpans::kTwo
@@ -166,7 +165,7 @@ void CudaBackend::choose_attention(std::string_view gemm, int major, int minor,
     throw NotSupported(concat("LLMSERVE_CUDA_ATTENTION=wgmma: expected compute capability 9.0 and ",
                               "a build for it, got ", device_name_, "; use mma"));
   }
-  may_wgmma_ = has_wgmma && (insists_on_wgmma_ || (choice == "auto" && !promises_bits));
+  may_wgmma_ = has_wgmma && (insists_on_wgmma_ || (choice == "fastest" && !promises_bits));
 }
 
 std::string CudaBackend::description() const {

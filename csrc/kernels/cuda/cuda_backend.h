@@ -34,16 +34,16 @@ class WgmmaLinear;
 class CudaBackend final : public Backend, public UncheckedPacking {
  public:
   // On one of the visible devices. Products, by LLMSERVE_CUDA_GEMM: auto or nothing is mma_gemv or
-  // gemv for few rows and, for more, the faster of cuBLASLt, where it is found, and of
-  // wgmma_linear, where that runs; invariant is, for bf16 weights, wgmma_linear where it runs and
-  // mma_linear elsewhere, and plain_linear for others, with the same bits whatever M is; wgmma and
-  // mma name which, and wgmma insists on it; plain is plain_linear for all, with that promise, too;
+  // gemv for few rows and, for more, cuBLASLt where it is found; fastest is the same, and the
+  // faster of cuBLASLt and wgmma_linear, where that runs; invariant is mma_linear for bf16 weights
+  // and plain_linear for others, with the same bits whatever M is; wgmma promises the same, by
+  // wgmma_linear, and insists on it; plain is plain_linear for all, with that promise, too;
   // cublaslt is cuBLASLt for all, and insists on it. Throws InvalidArgument, NotSupported,
   // DeviceError. Attention over caches in bf16 and f8 is tiled_attention where that can run,
   // column_attention of other shapes, and paged_attention otherwise. Of those the plain is for all
-  // with LLMSERVE_CUDA_ATTENTION=plain. Prompts are wgmma_attention on sm_90 unless products
-  // promise bits, once it was found to give what tiled_attention does: never with mma, or else an
-  // error with wgmma. Many rows of weights in E4M3 whose checkpoint has activations in E4M3 are
+  // with LLMSERVE_CUDA_ATTENTION=plain. With fastest prompts are wgmma_attention on sm_90 unless
+  // products promise bits, once it was found to give what tiled_attention does, and with wgmma that
+  // or an error. Many rows of weights in E4M3 whose checkpoint has activations in E4M3 are
   // cuBLASLt's where it runs, but with LLMSERVE_CUDA_FP8=plain. Kernels of recorded steps of few
   // rows start early where the device can do that, but with LLMSERVE_CUDA_LAUNCH=plain.
   explicit CudaBackend(const BackendOptions& options, int device = 0);

@@ -36,7 +36,7 @@ def test_kernels_of_one_run_of_a_gpu_stand_side_by_side(monkeypatch: pytest.Monk
         row("prepared by kernel: 32/8x64 B=8 context=1024", 9),
         row("prepared by attention: 32/8x64 B=8 context=1024", 7),
         row(f"{prompt} context=2048", 1),
-        row(f"mma: {prompt} context=2048", 2),
+        row(f"fastest: {prompt} context=2048", 2),
         row(f"torch: {prompt} context=2048", 4),
     )
     stages = {"bench-attention": attention, "bench-ops": stage(row("rms_norm 4x32", 7))}
