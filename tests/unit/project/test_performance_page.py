@@ -46,7 +46,7 @@ def test_kernels_of_one_run_of_a_gpu_stand_side_by_side(monkeypatch: pytest.Monk
         "| 32/8x64, 64 of 1,024 | 50.0 | 40.0 |",
         "| 32/8x64, 8 of 1,024 | 9.0 | 7.0 |",
         "| 32/8x64 | 400 (50%) |",
-        "| 32/8x64, by mma.sync | 200 (25%) |",
+        "| 32/8x64, by wgmma | 200 (25%) |",
         "| 32/8x64, PyTorch | 100 (12%) |",
         "| rms_norm 4x32 | 7.0 | 3,000 |",
     ):
