@@ -412,14 +412,12 @@ def test_a_thread_of_a_living_node_that_hangs_is_noticed_and_costs_no_token(
     assert (other.failure, other.node.left) == (None, "")
 
 
-@pytest.mark.parametrize("rank", [1, 2])
-@pytest.mark.usefixtures("beside_faulty")
-def test_a_thread_of_a_living_node_that_never_comes_back_ends_the_node(
-    expected: list[object], rank: int
-) -> None:
-    given = {**OPTIONS, "nnodes": 2, "tensor_parallel_size": 3, "master_port": free_port()}
-    faults = {"rank": rank, "fault": "stuck", "fail_at_exchange": 30}
-    broken = FaultyNode({**given, "node_rank": 1}, **faults, still_s=0.5, left_s=0.5)
+def assert_a_node_is_left_and_replaced(
+    expected: list[object], given: dict[str, Any], **faults: Any
+) -> FaultyNode:
+    """The node, whose thread stays where it hangs; another one takes its place."""
+    given = {**OPTIONS, **given, "nnodes": 2, "tensor_parallel_size": 3, "master_port": free_port()}
+    broken = FaultyNode({**given, "node_rank": 1}, fault="stuck", **faults)
     found: list[list[object]] = []
     with LLM(checkpoint("llama"), **given) as llm:
         call = threading.Thread(target=lambda: found.append(words(run(llm))))
@@ -432,6 +430,17 @@ def test_a_thread_of_a_living_node_that_never_comes_back_ends_the_node(
         assert llm.get_metrics().num_rank_failures >= 1
     other.thread.join(PATIENCE_S)
     assert (other.failure, other.node.left) == (None, "")
+    return broken
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+@pytest.mark.usefixtures("beside_faulty")
+def test_a_thread_of_a_living_node_that_never_comes_back_ends_the_node(
+    expected: list[object], rank: int
+) -> None:
+    broken = assert_a_node_is_left_and_replaced(
+        expected, {}, rank=rank, fail_at_exchange=30, still_s=0.5, left_s=0.5
+    )
     if rank == 2:
         wait_until(lambda: broken.failure, "run() has thrown")
         assert isinstance(broken.failure, DeviceError)
@@ -459,21 +468,9 @@ def test_a_second_half_that_hangs_is_noticed_and_costs_no_token(expected: list[o
 @pytest.mark.parametrize("second", [False, True])
 @pytest.mark.usefixtures("beside_faulty")
 def test_a_half_that_never_comes_back_ends_the_node(expected: list[object], second: bool) -> None:
-    given = {**OPTIONS, **HALVES, "nnodes": 2, "tensor_parallel_size": 3}
-    given["master_port"] = free_port()
-    faults = {"rank": 2, "fault": "stuck", "fail_at_exchange": 5, "in_second_half": second}
-    broken = FaultyNode({**given, "node_rank": 1}, **faults)
-    found: list[list[object]] = []
-    with LLM(checkpoint("llama"), **given) as llm:
-        call = threading.Thread(target=lambda: found.append(words(run(llm))))
-        call.start()
-        wait_until(lambda: broken.node.left, "the node says that it has left a thread")
-        assert re.search(r"rank \d of 2 has stood still.*restart the process", broken.node.left)
-        other = FaultyNode({**given, "node_rank": 1})
-        call.join()
-        assert found == [expected]
-    other.thread.join(PATIENCE_S)
-    assert (other.failure, other.node.left) == (None, "")
+    assert_a_node_is_left_and_replaced(
+        expected, HALVES, rank=2, fail_at_exchange=5, in_second_half=second
+    )
 
 
 @pytest.mark.parametrize("second", [False, True])
