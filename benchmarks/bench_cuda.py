@@ -281,8 +281,16 @@ ATTENTION_CHOICES: dict[str, list[tuple[str, bool, dict[str, str]]]] = {
         ("fp8 cache", True, {}),
         ("fp8 cache by registers", True, {"LLMSERVE_CUDA_DECODE_F8": "registers"}),
     ],
-    "prefill": [("fastest", False, {"LLMSERVE_CUDA_ATTENTION": "fastest"})],
 }
+
+
+def fast_prompt_rows(
+    _: Any, limits: Limits, rng: np.random.Generator, sizes: Sizes
+) -> Iterator[Row]:
+    backend = backend_with({"LLMSERVE_CUDA_ATTENTION": "fastest"})
+    for row in attention_rows(backend, limits, rng, sizes, "prefill", False):
+        row.name = f"fastest: {row.name}"
+        yield row
 
 
 def other_attention_rows(
@@ -480,7 +488,7 @@ Make = Callable[[Any, Limits, np.random.Generator, Sizes], Iterator[Row]]
 PARTS: dict[str, tuple[Make, ...]] = {
     "attention": (attention_rows, other_attention_rows, prepared_rows, all_latent_rows),
     "ops": (transfer_rows, row_op_rows, fused_rows, linear_rows, plain_rows),
-    "products": (product_rows,),
+    "products": (product_rows, fast_prompt_rows),
 }
 
 

@@ -126,15 +126,15 @@ def tables(stages: Stages, first: Stages) -> list[str]:
         if (bench := Bench.of(stages, stage.removeprefix("bench-")))
     }
     ops = Bench.of_ops(stages)
+    benches = {part: Bench.of(stages, part) for part in BENCHES}
     parts = [heading(stages, [*([ops] if ops else []), *models.values()])]
     if ops:
         parts += [decode_attention(ops), other_decode(ops), prepared_attention(ops)]
-        parts += [prompt_attention(ops), latent_attention(ops)]
+        parts += [prompt_attention(ops, benches["products"]), latent_attention(ops)]
         parts += [products(ops), other_ops(ops)]
         before = Bench.of_ops(first)
         parts += [changes(before, ops)] if before else []
     parts += [model_table(models)] if models else []
-    benches = {part: Bench.of(stages, part) for part in BENCHES}
     if by_kernel := benches["products"]:
         parts.append(products_by_kernel(by_kernel))
     if formats := benches["formats"]:
@@ -217,16 +217,20 @@ def prepared_attention(ops: Bench) -> str:
     return table((head, "a kernel in front", "within attention"), rows)
 
 
-def prompt_attention(ops: Bench) -> str:
+def prompt_attention(ops: Bench, by_kernel: Bench | None) -> str:
     """One line a kind of heads and kernel, one column a length."""
     cells: dict[str, dict[str, str]] = {}
     kinds = {match[1]: None for match in ops.matches(r"attention prefill (\S+) B=1 context=\d+")}
     for heads in kinds:
-        for label, prefix in (("", ""), (", by wgmma", "fastest: "), (", PyTorch", "torch: ")):
-            for match in ops.matches(rf"{prefix}attention prefill {heads} B=1 context=(\d+)"):
-                row = ops.rows[match[0]]
+        for label, prefix, bench in (
+            ("", "", ops),
+            (", by wgmma", "fastest: ", by_kernel or ops),
+            (", PyTorch", "torch: ", ops),
+        ):
+            for match in bench.matches(rf"{prefix}attention prefill {heads} B=1 context=(\d+)"):
+                row = bench.rows[match[0]]
                 rate = number(row["gflop_per_s"] / 1000)
-                share = row["gflop_per_s"] / ops.gflop_per_s
+                share = row["gflop_per_s"] / bench.gflop_per_s
                 line = cells.setdefault(f"{heads}{label}", {})
                 line[f"{int(match[1]):,}"] = f"{rate} ({share:.0%})"
     return pivot("attention, a prompt of, TFLOP/s", cells)

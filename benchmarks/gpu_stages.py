@@ -23,7 +23,14 @@ SERVED = ("qwen3-0.6b", "llama-3.1-8b")
 FORMS = ("floats", "integers")
 SERVERS = tuple(f"server-{model}" for model in SERVED)
 BENCHES = (*OPS, "products", "formats", *MODELS, *FORMS, *SERVERS, "ranks", "peers")
-STAGES = ("build", "test", "sanitize", "sanitize-more", *(f"bench-{part}" for part in BENCHES))
+STAGES = (
+    "build",
+    "test",
+    "test-wgmma",
+    "sanitize",
+    "sanitize-more",
+    *(f"bench-{part}" for part in BENCHES),
+)
 
 
 def output_of(*command: str) -> str:

@@ -3,11 +3,12 @@
 #
 #   benchmarks/run_on_gpu.sh build      the extension module and the CUDA backend, in place
 #   benchmarks/run_on_gpu.sh test       pytest -m cuda over the folders that have such tests
+#   benchmarks/run_on_gpu.sh test-wgmma the same of kernels by wgmma and TMA, which a GPU that has not run them yet may hang in
 #   benchmarks/run_on_gpu.sh sanitize   memcheck and racecheck of compute-sanitizer over the op tests, steps ahead
 #                                       and graphs
 #   benchmarks/run_on_gpu.sh sanitize-more   the same of integers, FP8, experts, speculation, and ranks on one GPU
 #   benchmarks/run_on_gpu.sh bench      against what the GPU was measured to do and PyTorch, in parts of as much time
-#                                       each: OPS; products (in bf16, by each kernel); formats (products with weights
+#                                       each: OPS; products (bf16 and prompts, by each kernel); formats (products of weights
 #                                       of all kinds); MODELS below; floats and integers (an 8B model by the form of
 #                                       its weights and cache); server-MODEL; ranks (two GPUs, or two ranks on one with
 #                                       NCCL_MULTI_RANK_GPU_ENABLE=1); peers (vLLM and SGLang, from a folder of their
@@ -32,7 +33,8 @@ python=${PYTHON:-python3}
 limit=${LLMSERVE_STAGE_SECONDS:-520}
 OPS="attention ops"
 MODELS="qwen3-0.6b llama-3.2-1b llama-3.1-8b"
-PARTS="$OPS products formats $MODELS floats integers server-qwen3-0.6b server-llama-3.1-8b ranks peers"
+PARTS="$OPS formats $MODELS floats integers server-qwen3-0.6b server-llama-3.1-8b ranks peers"
+WGMMA="wgmma or fastest"
 mkdir -p "$out"
 
 if [ -n "${LLMSERVE_WHEELS:-}" ]; then
@@ -65,13 +67,14 @@ build() {
   return "$status"
 }
 
+# run_tests STAGE EXPRESSION: the tests that it names.
 run_tests() {
   local start=$SECONDS status=0 workers=()
   # A process each for half of the cores: what runs on the host beside the GPU has threads of its own.
   if "$python" -c "import xdist" 2>/dev/null; then workers=(-n $((($(nproc) + 1) / 2))); fi
   limited "$limit" "$python" -m pytest -m cuda -q -rs --durations=5 ${workers[@]+"${workers[@]}"} \
-    --junitxml="$out/test.xml" tests/cuda tests/parity 2>&1 | tee "$out/test.log" | tail -60 || status=$?
-  record --stage test --status "$status" --seconds $((SECONDS - start)) --junit "$out/test.xml"
+    --junitxml="$out/$1.xml" -k "$2" tests/cuda tests/parity 2>&1 | tee "$out/$1.log" | tail -60 || status=$?
+  record --stage "$1" --status "$status" --seconds $((SECONDS - start)) --junit "$out/$1.xml"
   return "$status"
 }
 
@@ -147,8 +150,10 @@ unless_done() {
 all() {
   local part status=0
   build || return
-  unless_done test run_tests || status=$?
+  unless_done test run_tests test "not ($WGMMA)" || status=$?
   for part in $PARTS; do unless_done "bench-$part" bench_part "$part" || status=$?; done
+  unless_done test-wgmma run_tests test-wgmma "$WGMMA" || status=$?
+  unless_done bench-products bench_part products || status=$?
   unless_done sanitize sanitize || status=$?
   unless_done sanitize-more sanitize_more || status=$?
   return "$status"
@@ -156,10 +161,11 @@ all() {
 
 case $stage in
   build) build ;;
-  test) run_tests ;;
+  test) run_tests test "not ($WGMMA)" ;;
+  test-wgmma) run_tests test-wgmma "$WGMMA" ;;
   sanitize) sanitize ;;
   sanitize-more) sanitize_more ;;
-  bench) if [ $# -gt 1 ]; then bench "${@:2}"; else bench $PARTS; fi ;;
+  bench) if [ $# -gt 1 ]; then bench "${@:2}"; else bench $PARTS products; fi ;;
   all) all ;;
-  *) sed -n '2,17p' "$0"; exit 2 ;;
+  *) sed -n '2,18p' "$0"; exit 2 ;;
 esac
