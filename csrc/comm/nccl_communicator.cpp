@@ -115,7 +115,7 @@ std::string NcclCommunicator::description() const {
 }
 
 void NcclCommunicator::throw_if_ended() const {
-  if (comm_ == nullptr)
+  if (comm_ == nullptr || !ended_by_.empty())
     throw DeviceError(concat("the communicator of ", who(), " has ended: ", ended_by_));
 }
 
@@ -127,7 +127,9 @@ void NcclCommunicator::fail(const std::string& problem) {
     const bool is_first = !options_.has_failed->exchange(true);
     if (is_news && is_first && options_.num_errors) ++*options_.num_errors;
   }
-  abort();
+  // NCCL ends a communicator when no graph has it any more, and the graph that is recorded is this
+  // thread's: the next call throws, too, and whoever calls then aborts.
+  if (!options_.queue.is_recorded || !options_.queue.is_recorded()) abort();
   throw DeviceError(concat("exchange among GPUs failed on ", who(), ": ", problem));
 }
 

@@ -35,6 +35,8 @@ struct DeviceQueue {
   // Before a library ends what it was recorded with: nothing that was recorded is launched any
   // more. Never waits for the device. Any thread.
   std::function<void()> forget;
+  // Whether what is asked for is recorded at this moment, by the rank's own thread.
+  std::function<bool()> is_recorded;
 };
 
 }  // namespace llmserve

@@ -191,13 +191,14 @@ def test_a_step_that_fails_in_a_graph_is_computed_and_recorded_again(
         assert counts(llm)[1] > num_replays
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("rank", "num_before"), [(0, 0), (1, 0), (1, 3)])
 def test_ranks_do_without_graphs_where_exchanges_fail_as_they_are_captured(
-    faults: Faults, alone: list[tuple[int, ...]], rank: int
+    faults: Faults, alone: list[tuple[int, ...]], rank: int, num_before: int
 ) -> None:
+    """Also where the graph has the communicator by then."""
     with make_llm(tensor_parallel_size=2) as llm:
         faults["fail_rank"], faults["num_failing_captures"] = rank, 1000
-        faults["fail_call"] = 10**9
+        faults["num_whole_captures"], faults["fail_call"] = num_before, 10**9
         assert tokens(llm) == alone
         assert tokens(llm) == alone
         assert llm.get_metrics().num_rank_failures == 1

@@ -206,7 +206,8 @@ DeviceQueue CudaBackend::queue() {
           .copy_rows = copy_rows,
           .mark = mark,
           .progress = progress,
-          .forget = [this] { steps_.drop_recorded(); }};
+          .forget = [this] { steps_.drop_recorded(); },
+          .is_recorded = [this] { return block_.is_captured; }};
 }
 
 std::unique_ptr<DeviceCopies> CudaBackend::make_copies(int64_t max_bytes) const {

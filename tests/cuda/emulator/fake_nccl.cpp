@@ -257,8 +257,9 @@ FAKE_INT fake_num_calls = 0;   // of fake_fail_rank
 FAKE_INT fake_num_aborts = 0;
 FAKE_INT fake_num_worlds = 0;
 FAKE_INT fake_num_failing_captures =
-    0;                        // calls of fake_fail_rank that fail where they are captured
-FAKE_INT fake_num_stuck = 0;  // communicators that graphs had when they were ended
+    0;                                 // calls of fake_fail_rank that fail where they are captured
+FAKE_INT fake_num_whole_captures = 0;  // before these
+FAKE_INT fake_num_stuck = 0;           // communicators that graphs had when they were ended
 }
 
 namespace {
@@ -322,7 +323,8 @@ Result submit(const std::shared_ptr<Comm>& self, void* stream, const std::vector
 // While the stream is captured, for each launch.
 Result ask(const std::shared_ptr<Comm>& comm, void* stream, std::vector<Call> calls) {
   if (streams().is_captured(stream) == 0) return submit(comm, stream, calls);
-  if (comm->rank == fake_fail_rank && fake_num_failing_captures > 0) {
+  if (comm->rank == fake_fail_rank && fake_num_failing_captures > 0 &&
+      fake_num_whole_captures-- <= 0) {
     --fake_num_failing_captures;
     change([&] { comm->error = kUnhandled; });
     return nccl::kInProgress;
