@@ -179,6 +179,7 @@ void Worker::check_shapes(const Model& model) const {
 }
 
 void Worker::prepare(const StepBatch& batch) {
+  lay_out_layer_states(batch.input);  // for a step that was recorded, too
   if (!kv_rows_ || context_rank(config_, rank_) == 0)
     kv_storage_->copy_blocks(*backend_, batch.copies);
   if (kv_rows_ && !batch.copies.empty()) ends_.tensor_ranks->barrier();
@@ -252,7 +253,6 @@ template <class Work>
 void Worker::run_in_context(const StepBatch& batch, const Work& work) {
   ModelInput input = batch.input;
   if (kv_rows_) take_own_slots(input);
-  lay_out_layer_states(input);
   const Arena::Scope scope(*arena_);
   LoggedExchanges logged(log_);
   WatchedCommunicator watched(*ends_.tensor_ranks, logged);
