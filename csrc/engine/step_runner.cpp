@@ -436,6 +436,7 @@ std::shared_ptr<const ExpertBalancer> StepRunner::balance_experts(
                                                config_.parallel.tensor);
   if (steps_ != nullptr) first().expert_loads()->start();
   for (const auto& worker : workers_) worker->balance_by(balancer_);
+  for (DeviceSteps* const steps : recorders_) steps->forget_recorded();  // they know no places
   link_experts();
   return balancer_;
 }
