@@ -31,8 +31,9 @@ void launch(const char* name, void (*kernel)(Params...), dim3 grid, int threads,
 }
 
 // The same of a kernel all of whose threads call wait_for_previous(), before they write to global
-// memory, read what a kernel of the step writes, or return. What was there before the step's first
-// kernel, as weights and the step's integers, they may read earlier.
+// memory, read what a kernel of the step writes, or return. Lanes beside one that does may return
+// without. What was there before the step's first kernel, as weights and the step's integers, they
+// may read earlier.
 template <class... Params, class... Args>
 void launch_early(const char* name, void (*kernel)(Params...), dim3 grid, int threads,
                   size_t shared_bytes, cudaStream_t stream, const Args&... args) {

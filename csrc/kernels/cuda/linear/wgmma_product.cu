@@ -111,7 +111,9 @@ __device__ __forceinline__ void bring(const CUtensorMap* weight, const CUtensorM
                                       Phases<F::kStages>& phases) {
   if constexpr (F::kTradesRegisters) give_registers<kCopyRegisters>();
   if (threadIdx.x != kGroups * kGroupThreads) {  // one thread asks for all
-    wait_for_previous();
+    // Not the lanes beside it: a warp that waits here asks for nothing, and the block lasts as long
+    // as that thread, which waits.
+    if (threadIdx.x / 32 != kGroups * kGroupThreads / 32) wait_for_previous();
     return;
   }
   const auto bring_weight = [&](const Walk& walk, int slot) {
@@ -165,6 +167,7 @@ __device__ __forceinline__ bool comes_last(const Work& w, int* arrivals, int gro
   __threadfence();
   meet_some(kBarrier + group, kGroupThreads);
   if (threadIdx.x % kGroupThreads == 0) {
+    __threadfence();  // which those that it has met are part of
     *is_last = atomicAdd(arrivals, 1) == w.sharing - 1;
     if (*is_last) *arrivals = 0;  // for the next product
   }
