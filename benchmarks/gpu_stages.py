@@ -22,7 +22,7 @@ MODELS = ("qwen3-0.6b", "llama-3.2-1b", "llama-3.1-8b")
 SERVED = ("qwen3-0.6b", "llama-3.1-8b")
 FORMS = ("floats", "integers")
 SERVERS = tuple(f"server-{model}" for model in SERVED)
-BENCHES = (*OPS, "products", "formats", *MODELS, *FORMS, *SERVERS, "ranks", "peers")
+BENCHES = (*OPS, "formats", *MODELS, *FORMS, *SERVERS, "ranks", "peers", "products")
 STAGES = (
     "build",
     "test",

@@ -19,8 +19,8 @@ inline constexpr int kColumnHalf = 32;
 // heads passes on is 6% of the 4.7 MB that it reads, what a span does is as much as it reads.
 inline constexpr int kColumnStretch = 4096;
 static_assert(kColumnStretch % kTiledSpan == 0 && kTiledSpan % kTiledUnit == 0);
-// Sequences of more rows have blocks enough without a split: a chunk of 65 tokens of 16 heads. Eight
-// tokens of 128 heads, as a step with guesses has them, are split.
+// Sequences of more rows have blocks enough without a split: a chunk of 65 tokens of 16 heads.
+// Eight tokens of 128 heads, as a step with guesses has them, are split.
 inline constexpr int64_t kColumnSplitRows = 1024;
 // Stretches are not split into spans where there are blocks for a large GPU (132 SMs) without.
 inline constexpr int64_t kColumnEnoughBlocks = 132;
