@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from device_arrays import CPU, CUDA, FakeTensor, fake_torch
 from llmserve import InvalidArgument, NotSupported, _core_testing, ops
+from parity.op_formulas import ROUNDED_ATTENTION_TOLERANCE
 
 REASON = _core_testing.unavailable_reason("cuda")
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(bool(REASON), reason=f"no CUDA here: {REASON}")]
@@ -39,8 +40,8 @@ def to_host(array):
     return (array.cpu() if hasattr(array, "cpu") else array).numpy()
 
 
-def assert_close(got, expected):
-    np.testing.assert_allclose(to_host(got), expected, atol=TOLERANCE, rtol=TOLERANCE)
+def assert_close(got, expected, tolerance=TOLERANCE):
+    np.testing.assert_allclose(to_host(got), expected, atol=tolerance, rtol=tolerance)
 
 
 @pytest.fixture
@@ -104,7 +105,10 @@ def test_a_paged_cache_on_the_device_is_written_copied_and_attended(to_device, n
         ops.copy_blocks([(1, 5)], *cache, **on)
         tables = move(np.array([[5, 2, 3], [1, 2, 0]], np.int32))
         pools.append(ops.paged_attention(move(q), *cache, tables, move(np.array([20, 11])), **on))
-    assert_close(pools[1], pools[0])
+    # Tensor cores read codes, and round queries to bf16 beside them.
+    assert_close(
+        pools[1], pools[0], TOLERANCE if dtype == np.float32 else ROUNDED_ATTENTION_TOLERANCE
+    )
 
 
 def test_sampled_tokens_equal_those_of_the_host_and_lie_beside_the_logits(to_device, normal):
